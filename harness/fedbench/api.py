@@ -5,7 +5,7 @@ the base classes of data sets, partitions, backbones, text encoders and metrics,
 """
 
 from fedbench.core.errors import FedbenchError, NotHere, Unworkable, diverged
-from fedbench.core.federation import Dataset, Federation, ImageSource, Split, TensorImages
+from fedbench.core.federation import ClientShard, Dataset, Federation, ImageSource, Split, TensorImages
 from fedbench.core.method.base import Method, NoParams
 from fedbench.core.method.hooks import hookimpl, wrapper
 from fedbench.core.method.hyper import hyper
@@ -21,7 +21,6 @@ from fedbench.core.method.tasks import (
     ReportedTask,
     StartTask,
 )
-from fedbench.core.partition import ClientShard
 from fedbench.core.randomness import numpy_generator, torch_generator
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.scenario import Scenario

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,7 +21,6 @@ from fedbench.core.main_program import without_main
 from fedbench.core.types import Tensors
 from fedbench.datasets.cache import stored
 from fedbench.datasets.content import dataset
-from fedbench.datasets.names import DatasetName
 from fedbench_embedded.images import (
     CLASSNAMES,
     DOMAINS,
@@ -32,6 +32,9 @@ from fedbench_embedded.images import (
     generate,
 )
 
+if TYPE_CHECKING:
+    from fedbench_embedded.registered import EmbeddedOptions
+
 log = logging.getLogger(__name__)
 
 PART = 2000
@@ -41,19 +44,17 @@ PROCESSES = 2
 TRAIN, TEST = 0, 1
 
 
-def load(parsed: DatasetName, cache_dir: Path) -> Dataset:
+def load(name: str, options: EmbeddedOptions, cache_dir: Path) -> Dataset:
     """The procedural data set of the options' size; rendered where ``cache_dir`` doesn't hold it yet."""
-    classes = TWENTY_CLASSES if parsed.choice("classes", ("10", "20")) == "20" else TEN_CLASSES
-    train = parsed.integer("train", 1, 10_000_000) or 10_000
-    test = parsed.integer("test", 1, 10_000_000) or 2_000
-    seed = parsed.integer("seed", 0, 2**31) or 0
+    classes = TWENTY_CLASSES if options.classes == "20" else TEN_CLASSES
+    train, test, seed = options.train, options.test, options.seed
     file = f"embedded-v{GENERATOR_VERSION}-classes{len(classes)}-train{train}-test{test}-seed{seed}.safetensors"
-    kept = stored(cache_dir / "datasets" / file, partial(_render, classes, seed, train, test), parsed.text)
+    kept = stored(cache_dir / "datasets" / file, partial(_render, classes, seed, train, test), name)
     splits = [
-        Split(kept.images(f"{name}.images"), kept.tensors[f"{name}.labels"], kept.tensors[f"{name}.domains"])
-        for name in ("train", "test")
+        Split(kept.images(f"{split}.images"), kept.tensors[f"{split}.labels"], kept.tensors[f"{split}.domains"])
+        for split in ("train", "test")
     ]
-    return dataset(parsed.text, tuple(CLASSNAMES[index] for index in classes), splits[0], splits[1], tuple(DOMAINS))
+    return dataset(name, tuple(CLASSNAMES[index] for index in classes), splits[0], splits[1], tuple(DOMAINS))
 
 
 def _render(classes: tuple[int, ...], seed: int, train: int, test: int) -> Tensors:

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
 
 from fedbench.core.method.base import NoParams
-from fedbench.datasets.names import DatasetName
 from fedbench.kinds.kinds import BackboneFamily, BackboneRequest, DatasetRequest, DatasetSource, Pretraining
+from fedbench.kinds.options import Options
 
 if TYPE_CHECKING:
     from fedbench.core.federation import Dataset
     from fedbench.core.types import Backbone
 
 
-class Embedded(DatasetSource[NoParams]):
+class EmbeddedOptions(Options):
+    classes: Literal["10", "20"] = Field("10", description="number of classes")
+    train: int = Field(10_000, ge=1, le=10_000_000, description="number of training images")
+    test: int = Field(2_000, ge=1, le=10_000_000, description="number of test images")
+    seed: int = Field(0, ge=0, le=2**31, description="seed of what is rendered")
+
+
+class Embedded(DatasetSource[EmbeddedOptions]):
     """32 x 32 images of 10 or 20 shapes in four styles, rendered here; needs no files and no network."""
 
     name = "embedded"
-
-    @classmethod
-    def options(cls) -> tuple[str, ...]:
-        """Their values are checked where the data are loaded."""
-        return ("classes", "train", "test", "seed")
 
     def load(self, request: DatasetRequest) -> Dataset:
         """Rendered, or read from the cache."""
         from fedbench_embedded.data import load
 
-        return load(DatasetName(request.text, self.name, "", request.options), request.cache_dir)
+        return load(request.text, self.params, request.cache_dir)
 
 
 class EmbeddedClip(BackboneFamily[NoParams]):

@@ -10,9 +10,9 @@ import open_clip
 from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.loading import load_weights
-from fedbench.models.clip.tokens import FoldedTokenizer
 from fedbench.models.names import BackboneName
 from fedbench.models.weight_files import check_digest
+from fedbench_embedded.tokens import FoldedTokenizer
 
 FOLDER = Path(__file__).parent
 

@@ -44,7 +44,6 @@ from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.heads import clip_of, scaled_logits
 from fedbench.models.prompts.context import random_context
 from fedbench.models.prompts.image_tokens import require_vision_transformer
-from fedbench.models.prompts.prompted_clip import PromptedClip, coupling, prompted, prompted_clip
 from fedbench.toolkit.fedavg import average, participant_shares, predicted_classes, weighted_mean
 from fedbench.toolkit.losses import adjusted, class_prior, mean_cross_entropy
 from fedbench.toolkit.server_training import granted
@@ -57,6 +56,7 @@ from fedbench_methods.shared.clustering import (
     similar_clients,
     weighted_means,
 )
+from fedbench_methods.shared.prompted_clip import PromptedClip, coupling, prompted, prompted_clip
 
 GENERAL, OF_CLASS = "prompt.general", "prompt.class"
 ARMS, DRAWN = (1, 2, 3, 5, 7, 10), 4

@@ -39,10 +39,10 @@ from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.heads import clip_of, scaled_logits
 from fedbench.models.prompts.context import Init, initial_context
 from fedbench.models.prompts.image_tokens import require_vision_transformer
-from fedbench.models.prompts.prompted_clip import coupling, prompted, prompted_clip
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.shared import clustering as grouping
 from fedbench_methods.shared.bandit import Pace, mean_loss
+from fedbench_methods.shared.prompted_clip import coupling, prompted, prompted_clip
 
 ARMS = tuple((exchanges, rounds) for exchanges in (1, 2, 3) for rounds in (1, 2, 5))
 BLOCKS = {"general": ("prompt.general",), "class": ("prompt.class",), "both": ("prompt.general", "prompt.class")}

@@ -34,7 +34,7 @@ from torch.nn.functional import linear, normalize
 import fedbench.api as fb
 from fedbench.api import hookimpl, hyper
 from fedbench.models.clip.backbone import class_vectors, fill_templates
-from fedbench.models.clip.transformer_blocks import Added
+from fedbench.models.clip.blocks import Added
 from fedbench.models.heads import TextOutputs, clip_of, scaled_logits
 from fedbench.models.prompts.context import fixed_texts
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer

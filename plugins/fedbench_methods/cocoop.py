@@ -29,8 +29,8 @@ from torch.nn.functional import linear, normalize, relu
 
 from fedbench.api import FedbenchError, Method, Model, ModelSetup, Outputs, hookimpl, hyper, torch_generator
 from fedbench.models.heads import clip_of, linear_layer
-from fedbench.models.prompts.chunks import in_chunks
 from fedbench.models.prompts.context import Init, initial_context, prompt_tower
+from fedbench.models.prompts.image_tokens import in_chunks
 
 SEQUENCES = 1024
 """Texts encoded at once, though never less than one image's: of each, ViT-B/16 keeps 1.4 MB for the gradient."""

@@ -31,8 +31,8 @@ from torch.nn.functional import linear, normalize
 import fedbench.api as fb
 from fedbench.api import hyper
 from fedbench.models.heads import TextOutputs, clip_of, linear_layer, scaled_logits
-from fedbench.models.prompts.chunks import in_chunks
 from fedbench.models.prompts.context import initial_context, prompt_tower
+from fedbench.models.prompts.image_tokens import in_chunks
 from fedbench.toolkit.fedavg import cross_entropy
 from fedbench.toolkit.wrapping import Send
 

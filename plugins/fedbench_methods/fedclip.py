@@ -35,8 +35,7 @@ from torch.nn.functional import cross_entropy, linear, normalize
 
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
-from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_templates, tower_tensors
-from fedbench.models.clip.full import Towers
+from fedbench.models.clip.backbone import ClipBackbone, Towers, class_vectors, fill_templates, tower_tensors
 from fedbench.models.heads import clip_of
 from fedbench.models.per_thread import per_thread
 

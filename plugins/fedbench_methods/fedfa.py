@@ -32,7 +32,7 @@ from torch import Tensor
 
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
-from fedbench.models.cnn.block_ends import block_channels, with_changed_blocks
+from fedbench.models.cnn.nets import block_channels, with_changed_blocks
 from fedbench.models.heads import full_model
 from fedbench.toolkit.fedavg import cross_entropy, mean_model
 

@@ -38,8 +38,7 @@ from torch.nn.functional import cross_entropy
 
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
-from fedbench.models.text.classifier import ProjectorShape, embedding_model
-from fedbench.models.text.tower import text_tower
+from fedbench.models.text.classifier import ProjectorShape, embedding_model, text_tower
 from fedbench.models.text.vectors import class_text, encoder_hashes
 
 IN_THE_SCENE = (

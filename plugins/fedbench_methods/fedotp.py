@@ -34,10 +34,10 @@ from torch import Tensor
 
 import fedbench.api as fb
 from fedbench.api import hookimpl, hyper
-from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.models.heads import clip_of
 from fedbench.models.prompts.context import initial_context, prompt_tower, random_context
 from fedbench.toolkit.fedavg import personal_predictions
+from fedbench_methods.shared.patches import ClipPatchEncoder
 from fedbench_methods.shared.transport import Transport, transported
 
 GLOBAL, LOCAL = "prompt.global", "prompt.local"

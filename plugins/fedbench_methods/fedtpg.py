@@ -32,8 +32,8 @@ import fedbench.api as fb
 from fedbench.api import hookimpl, hyper
 from fedbench.models.heads import clip_of, text_classifier
 from fedbench.models.prompts.context import prompt_tower
-from fedbench.models.prompts.generator import generated_context, initial_generator
 from fedbench.toolkit.fedavg import cross_entropy
+from fedbench_methods.shared.prompt_generator import generated_context, initial_generator
 
 ABSENT = "fedtpg.absent"
 """The tensor (K,) by which local training tells the forward pass which names to leave out."""

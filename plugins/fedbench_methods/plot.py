@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import fedbench.api as fb
-from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.models.heads import clip_of
 from fedbench.models.prompts.context import prompt_tower, random_context
+from fedbench_methods.shared.patches import ClipPatchEncoder
 from fedbench_methods.shared.transport import Transport, transported
 
 PROMPTS = "prompts"

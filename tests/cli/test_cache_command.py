@@ -17,7 +17,7 @@ from fedbench.cli.commands import cache
 from fedbench.cli.commands.cache import entries
 from fedbench.core.federation import TensorImages
 from fedbench.datasets.cache import stored
-from fedbench.models.feature_cache import encode
+from fedbench.models.inputs import encode
 
 DAY = 86_400
 

@@ -18,8 +18,7 @@ from rich.text import Text
 from fedbench.cli.app import main
 from fedbench.cli.partition import histogram
 from fedbench.core.errors import FedbenchError
-from fedbench.core.federation import Dataset, Federation, Split, TensorImages
-from fedbench.core.partition import ClientShard
+from fedbench.core.federation import ClientShard, Dataset, Federation, Split, TensorImages
 from fedbench.scenarios import drawing
 from fedbench.scenarios.drawing import DPI, draw, write_png
 from fedbench.scenarios.picture import (

@@ -36,8 +36,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.datasets import load_dataset
 from fedbench.datasets.cache import kept
-from fedbench.models.clip.loading import load_clip
-from fedbench.models.clip.weights import published_digest
+from fedbench.models.clip.loading import load_clip, published_digest
 from fedbench.models.names import parse_backbone
 from fedbench.models.text.vectors import transformers_encoder
 from fedbench.models.weight_files import check_digest
@@ -504,7 +503,7 @@ def test_a_file_too_large_to_be_an_image_is_not_read() -> None:
 
 
 def test_an_image_that_changes_while_it_is_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedbench.datasets.images.MEMORY_LIMIT", 0)
+    monkeypatch.setattr("fedbench.datasets.content.MEMORY_LIMIT", 0)
     write_images(Path("pets"))
     data = load("imagefolder:pets")
     data.train.images.read(torch.tensor([0]))

@@ -170,13 +170,6 @@ def test_own_predictions_before_the_last_round_are_refused(tmp_path):
         final_state(run)
 
 
-WRONG = {
-    "after_training": lambda self, task, update: [torch.zeros(1)],
-    "start": lambda self, task: {"counts": 3},
-    "broadcast": lambda self, task: task.weights,
-}
-
-
 @pytest.mark.parametrize(
     "name",
     ["bytes_up", "seconds", "updates_rejected", "tail_accuracy", "class_accuracy/bird", "final/drift", "", " ", 3],
@@ -194,16 +187,16 @@ def test_a_clients_metric_must_not_have_a_name_of_the_harness(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("hook", "said"),
+    ("hook", "answer", "said"),
     [
-        ("after_training", "after_training with a list; it must be tensors by name"),
-        ("start", "start with an int under 'counts'"),
-        ("broadcast", "broadcast with a dict; it must be a Broadcast"),
+        ("after_training", lambda self, task, update: [torch.zeros(1)], "with a list; it must be tensors by name"),
+        ("start", lambda self, task: {"counts": 3}, "with an int under 'counts'"),
+        ("broadcast", lambda self, task: task.weights, "with a dict; it must be a Broadcast"),
     ],
 )
-def test_what_is_sent_must_be_tensors_by_name(tmp_path, hook, said):
-    plugin = type("Plugin", (), {hook: hookimpl(WRONG[hook])})()
-    with pytest.raises(FedbenchError, match=f"answers the hook {said}"):
+def test_what_is_sent_must_be_tensors_by_name(tmp_path, hook, answer, said):
+    plugin = type("Plugin", (), {hook: hookimpl(answer)})()
+    with pytest.raises(FedbenchError, match=f"answers the hook {hook} {said}"):
         final_state(run_with(tmp_path, plugin, backbone="clip:embedded"))
 
 

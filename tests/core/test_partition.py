@@ -7,9 +7,8 @@ from types import FunctionType, ModuleType
 import pytest
 import torch
 
-from fedbench.core import partition as module
-from fedbench.core.federation import Dataset, Federation, Split, TensorImages
-from fedbench.core.partition import ClassTable, ClientShard, Measured, Shards
+from fedbench.core import federation as module
+from fedbench.core.federation import ClassTable, ClientShard, Dataset, Federation, Measured, Shards, Split, TensorImages
 from fedbench.core.types import Predictions
 from fedbench.rounds.exchange import Reports
 from fedbench.rounds.metrics import client_accuracies, own_accuracies, per_class_accuracy, percent_right, score

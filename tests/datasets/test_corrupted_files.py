@@ -8,7 +8,6 @@ read the damaged file, and no cached feature is shared. What fedbench wrote itse
 from __future__ import annotations
 
 import hashlib
-import io
 import pickle
 import random
 import shutil
@@ -25,7 +24,6 @@ import open_clip
 import optuna
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from fedbench.core.errors import FedbenchError
@@ -33,7 +31,7 @@ from fedbench.core.federation import TensorImages
 from fedbench.datasets import cache as kept
 from fedbench.datasets import load_dataset
 from fedbench.models.clip.loading import load_clip
-from fedbench.models.feature_cache import encode
+from fedbench.models.inputs import encode
 from fedbench.models.names import parse_backbone
 from fedbench.rounds.state import RunState, load_state, save_state
 from fedbench.tracking.read import open_reader
@@ -42,6 +40,8 @@ from fedbench.tracking.recording import begin_run, end_run, log, metrics_at
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import experiment_of, open_store, runs_of
 from fedbench.tuning.storage import open_storage
+from tests.datasets.pictures import picture, write_cifar, write_fashion, write_parquet
+from tests.datasets.pictures import png as image_file
 
 Seen = tuple[str, str]
 """The hash by which a run knows what it read ("" for what fedbench wrote itself), and a digest of all numbers read."""
@@ -55,16 +55,6 @@ class Case:
     read: Callable[[], Seen]
     beside: tuple[Path, ...] = ()
     """Made from the file by reading it; deleted before the next one."""
-
-
-def pixels(number: int) -> np.ndarray:
-    return np.random.default_rng(number).integers(0, 256, (12, 10, 3), dtype=np.uint8)
-
-
-def encoded(number: int, kind: str) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels(number)).save(file, kind)
-    return file.getvalue()
 
 
 def digest(*parts: Any) -> str:
@@ -98,7 +88,7 @@ def write_images(root: Path, kind: str) -> Path:
     for number, name in enumerate(("photo/cat/a", "photo/dog/b", "sketch/cat/c", "sketch/dog/d")):
         file = root / f"{name}.{kind}"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(encoded(number, kind.upper()))
+        file.write_bytes(image_file(number, kind=kind.upper()))
     return root
 
 
@@ -126,59 +116,28 @@ def list_file(folder: Path) -> Case:
     return of_data("listfile:lists", folder, lists / "train.txt")
 
 
-def write_parquet(folder: Path) -> str:
+def pets(folder: Path) -> str:
     import datasets
 
-    label = datasets.ClassLabel(names=["cat", "dog"])
-    features = datasets.Features({"image": datasets.Image(), "label": label, "style": datasets.Value("string")})
-    for split, first in (("train", 0), ("test", 10)):
-        columns = {
-            "image": [{"bytes": encoded(first + number, "PNG"), "path": None} for number in range(6)],
-            "label": [number % 2 for number in range(6)],
-            "style": ["photo", "photo", "sketch"] * 2,
-        }
-        file = folder / "pets" / f"{split}-00000-of-00001.parquet"
-        file.parent.mkdir(exist_ok=True)
-        datasets.Dataset.from_dict(columns, features=features).to_parquet(str(file))
+    styles = {"style": datasets.Value("string")}
+    write_parquet(folder / "pets", {"train": 6, "test": 6}, styles, style=["photo", "photo", "sketch"] * 2)
     return f"hf:{folder / 'pets'}?domain=style"
 
 
 def parquet(folder: Path) -> Case:
-    return of_data(write_parquet(folder), folder, folder / "pets/train-00000-of-00001.parquet")
+    return of_data(pets(folder), folder, folder / "pets/train-00000-of-00001.parquet")
 
 
 def arrow(folder: Path) -> Case:
-    return of_cache(write_parquet(folder), folder, "*train.arrow")
+    return of_cache(pets(folder), folder, "*train.arrow")
 
 
 def cifar(folder: Path) -> Case:
-    from torchvision.datasets import CIFAR10
-
-    files = folder / CIFAR10.base_folder
-    files.mkdir()
-    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-    for number, name in enumerate(names):
-        data = np.random.default_rng(number).integers(0, 256, (2, 3072), dtype=np.uint8)
-        (files / name).write_bytes(pickle.dumps({"data": data, "labels": [number, 9 - number]}))
-    labels = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-    (files / "batches.meta").write_bytes(pickle.dumps({"label_names": labels}))
-    md5 = {file.name: hashlib.md5(file.read_bytes()).hexdigest() for file in files.iterdir()}
-    CIFAR10.train_list = [[name, md5[name]] for name in names[:5]]
-    CIFAR10.test_list = [["test_batch", md5["test_batch"]]]
-    CIFAR10.meta = {**CIFAR10.meta, "md5": md5["batches.meta"]}
-    return of_data("cifar10", folder, files / "data_batch_2")
+    return of_data("cifar10", folder, write_cifar(folder, setattr) / "data_batch_2")
 
 
 def fashion(folder: Path) -> Case:
-    raw = folder / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
-    for split, count in (("train", 3), ("t10k", 2)):
-        content = np.random.default_rng(count).integers(0, 256, count * 784, dtype=np.uint8).tobytes()
-        header = np.array([0x00000803, count, 28, 28], ">i4").tobytes()
-        (raw / f"{split}-images-idx3-ubyte").write_bytes(header + content)
-        labels = np.array([0x00000801, count], ">i4").tobytes() + bytes(range(count))
-        (raw / f"{split}-labels-idx1-ubyte").write_bytes(labels)
-    return of_data("fashion-mnist", folder, raw / "train-labels-idx1-ubyte")
+    return of_data("fashion-mnist", folder, write_fashion(folder) / "train-labels-idx1-ubyte")
 
 
 def rendered(folder: Path) -> Case:
@@ -205,7 +164,7 @@ class Mean:
 
 
 def features(folder: Path) -> Case:
-    images = TensorImages(torch.from_numpy(np.stack([pixels(number) for number in range(40)])).permute(0, 3, 1, 2))
+    images = TensorImages(torch.from_numpy(np.stack([picture(number) for number in range(40)])).permute(0, 3, 1, 2))
 
     def read() -> Seen:
         return "", digest(encode(images, Mean(), folder).tolist())

@@ -8,20 +8,20 @@ import pytest
 from fedbench.core.errors import FedbenchError
 from fedbench.datasets import load_dataset
 from fedbench.datasets.catalogue import CARDS, card_of, same_data
-from fedbench.datasets.names import parse_name
+from fedbench.kinds.registry import build
 from tests.datasets.pictures import png
 
 STYLES = ("art_painting", "cartoon", "photo", "sketch")
-HOME, ROOMS = ("Art", "Real World"), ("Alarm_Clock", "TV")
+HOME, ROOMS, PETS = ("Art", "Real World"), ("Alarm_Clock", "TV"), ("cat", "dog")
 TEN = ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra")
 
 
 def paths(*levels, files=("a.png", "b.png")):
     """Every path through the ``levels`` of folders."""
-    found = [""]
+    result = [""]
     for level in (*levels, files):
-        found = [f"{above}{name}/" for above in found for name in ([level] if isinstance(level, str) else level)]
-    return [path.rstrip("/") for path in found]
+        result = [f"{above}{name}/" for above in result for name in ([level] if isinstance(level, str) else level)]
+    return [path.rstrip("/") for path in result]
 
 
 def write(root: Path, names):
@@ -31,165 +31,56 @@ def write(root: Path, names):
         file.write_bytes(png(number % 7) if file.suffix in (".png", ".jpg") else b"")
 
 
+HOMES, WORDS = paths("OfficeHomeDataset_10072016", HOME, ROOMS), ("alarm clock", "TV")
+CLIPART = ("clipart", "real")
+# fmt: off
 READ = {
     # title: (files, what is typed, classes, domains, sizes of train and test)
-    "PACS of DomainBed": (paths("PACS", STYLES, ("dog", "house")), "imagefolder:PACS", ("dog", "house"), STYLES, 16, 0),
-    "PACS with kfold around": (
-        paths("PACS/kfold", STYLES, ("dog", "house")),
-        "imagefolder:PACS",
-        ("dog", "house"),
-        STYLES,
-        16,
-        0,
-    ),
-    "PACS of Dassl": (
-        [*paths("pacs/images", STYLES, ("dog", "house")), "pacs/splits/photo_train_kfold.txt"],
-        "imagefolder:pacs",
-        ("dog", "house"),
-        STYLES,
-        16,
-        0,
-    ),
-    "Office-Home as released": (
-        paths("OfficeHomeDataset_10072016", HOME, ROOMS),
-        "imagefolder:OfficeHomeDataset_10072016",
-        ("alarm clock", "TV"),
-        HOME,
-        8,
-        0,
-    ),
-    "Office-Home of DomainBed": (
-        paths("office_home", HOME, ROOMS),
-        "imagefolder:office_home",
-        ("alarm clock", "TV"),
-        HOME,
-        8,
-        0,
-    ),
-    "Office-Home of Dassl": (
-        paths("office_home_dg", ("art", "real_world"), ("train", "val"), ROOMS),
-        "imagefolder:office_home_dg",
-        ("alarm clock", "TV"),
-        ("art", "real_world"),
-        8,
-        8,
-    ),
-    "VLCS of DomainBed": (
-        paths("VLCS", ("Caltech101", "SUN09"), ("bird", "car")),
-        "imagefolder:VLCS",
-        ("bird", "car"),
-        ("Caltech101", "SUN09"),
-        8,
-        0,
-    ),
-    "VLCS of Dassl": (
-        paths("vlcs", ("caltech", "sun"), ("crossval", "full", "test", "train"), ("0_bird", "1_car")),
-        "imagefolder:vlcs",
-        ("bird", "car"),
-        ("caltech", "sun"),
-        8,
-        8,
-    ),
-    "Office-Caltech-10": (
-        paths("office_caltech_10", ("amazon", "dslr"), ("back_pack", "laptop_computer")),
-        "imagefolder:office_caltech_10?size=8",
-        ("backpack", "laptop computer"),
-        ("amazon", "dslr"),
-        8,
-        0,
-    ),
-    "DomainNet, ten classes": (
-        paths("DomainNet", ("clipart", "real"), (*TEN, "The_Eiffel_Tower", "zigzag")),
-        "imagefolder:DomainNet?classes=domainnet-10",
-        tuple(name.replace("_", " ") for name in TEN),
-        ("clipart", "real"),
-        40,
-        0,
-    ),
-    "DomainNet, two classes": (
-        paths("DomainNet", ("clipart", "real"), (*TEN, "The_Eiffel_Tower")),
-        "imagefolder:DomainNet?classes=zebra,bird",
-        ("bird", "zebra"),
-        ("clipart", "real"),
-        8,
-        0,
-    ),
-    "Digits-5": (
-        paths("digits", ("mnist", "svhn"), ("0", "1", "9")),
-        "imagefolder:digits?names=digits",
-        ("zero", "one", "nine"),
-        ("mnist", "svhn"),
-        12,
-        0,
-    ),
-    "digits_dg of Dassl": (
-        paths("digits_dg", ("mnist", "svhn"), ("train", "val"), ("0", "1")),
-        "imagefolder:digits_dg?names=digits",
-        ("zero", "one"),
-        ("mnist", "svhn"),
-        8,
-        8,
-    ),
-    "CINIC-10": (
-        paths("CINIC-10", ("train", "valid", "test"), ("cat", "dog")),
-        "imagefolder:CINIC-10",
-        ("cat", "dog"),
-        (),
-        4,
-        4,
-    ),
-    "a cut of it": (
-        paths("CINIC-10", ("train", "valid", "test"), ("cat", "dog")),
-        "imagefolder:CINIC-10?limit=3",
-        ("cat", "dog"),
-        (),
-        3,
-        3,
-    ),
+    "PACS of DomainBed": (paths("PACS", STYLES, PETS), "imagefolder:PACS", PETS, STYLES, 16, 0),
+    "PACS with kfold around": (paths("PACS/kfold", STYLES, PETS), "imagefolder:PACS", PETS, STYLES, 16, 0),
+    "PACS of Dassl": ([*paths("pacs/images", STYLES, PETS), "pacs/splits/photo_train_kfold.txt"],
+                      "imagefolder:pacs", PETS, STYLES, 16, 0),
+    "Office-Home as released": (HOMES, "imagefolder:OfficeHomeDataset_10072016", WORDS, HOME, 8, 0),
+    "Office-Home of Dassl": (paths("office_home_dg", ("art", "real_world"), ("train", "val"), ROOMS),
+                             "imagefolder:office_home_dg", WORDS, ("art", "real_world"), 8, 8),
+    "VLCS of DomainBed": (paths("VLCS", ("Caltech101", "SUN09"), ("bird", "car")),
+                          "imagefolder:VLCS", ("bird", "car"), ("Caltech101", "SUN09"), 8, 0),
+    "VLCS whole": (paths("VLCS", ("Caltech101", "SUN09"), "full", ("bird", "car")),
+                   "imagefolder:VLCS", ("bird", "car"), ("Caltech101", "SUN09"), 8, 0),
+    "Office-Caltech-10": (paths("office_caltech_10", ("amazon", "dslr"), ("back_pack", "laptop_computer")),
+                          "imagefolder:office_caltech_10?size=8", ("backpack", "laptop computer"),
+                          ("amazon", "dslr"), 8, 0),
+    "DomainNet, ten classes": (paths("DomainNet", CLIPART, (*TEN, "The_Eiffel_Tower", "zigzag")),
+                               "imagefolder:DomainNet?classes=domainnet-10",
+                               tuple(name.replace("_", " ") for name in TEN), CLIPART, 40, 0),
+    "DomainNet, two classes": (paths("DomainNet", CLIPART, (*TEN, "The_Eiffel_Tower")),
+                               "imagefolder:DomainNet?classes=zebra,bird", ("bird", "zebra"), CLIPART, 8, 0),
+    "Digits-5": (paths("digits", ("mnist", "svhn"), ("0", "1", "9")),
+                 "imagefolder:digits?names=digits", ("zero", "one", "nine"), ("mnist", "svhn"), 12, 0),
+    "CINIC-10": (paths("CINIC-10", ("train", "valid", "test"), PETS), "imagefolder:CINIC-10", PETS, (), 4, 4),
+    "no test split": (paths("tiny", ("train", "val"), PETS), "imagefolder:tiny", PETS, (), 4, 4),
 }
-
 REFUSED = {
-    "VLCS as released": (
-        paths("VLCS", ("CALTECH", "SUN"), ("full", "test", "train"), ("0", "1")),
-        "imagefolder:VLCS",
-        "no words are known",
-    ),
-    "DomainNet, all classes": (
-        paths("DomainNet", ("clipart", "real"), ("bird", "The_Eiffel_Tower")),
-        "imagefolder:DomainNet",
-        "'The_Eiffel_Tower'",
-    ),
-    "DomainNet without a class": (
-        paths("DomainNet", ("clipart", "real"), ("bird", "zebra")),
-        "imagefolder:DomainNet?classes=domainnet-10",
-        "unknown class of .* 'feather'",
-    ),
-    "Digits-5 without names": (
-        paths("digits", ("mnist", "svhn"), ("0", "1")),
-        "imagefolder:digits",
-        r"type \?names=digits if they are digits",
-    ),
-    "ImageNet with folders missing": (
-        paths("imagenet", ("train", "val"), ("n01440764", "n01443537")),
-        "imagefolder:imagenet?names=imagenet",
-        "names the labels 0 to 999 or the 1,000 folders",
-    ),
-    "FGVCAircraft as released": (
-        ["fgvc_aircraft/data/images_variant_train.txt", "fgvc_aircraft/data/images_family_train.txt"],
-        "listfile:fgvc_aircraft/data",
-        "holds several train lists",
-    ),
-    "iNaturalist without names": (
-        ["iNaturalist18/train_val2018/a.jpg"],
-        "listfile:iNaturalist18",
-        "label 1 has no name; put classnames.txt",
-    ),
-    "a folder of images alone": (
-        ["flowers/jpg/image_00001.jpg"],
-        "imagefolder:flowers",
-        "lies outside of domain/class",
-    ),
+    # title: (files, what is typed, what is said)
+    "VLCS as released": (paths("VLCS", ("CALTECH", "SUN"), ("full", "test", "train"), ("0", "1")),
+                         "imagefolder:VLCS", "no words are known"),
+    "DomainNet, all classes": (paths("DomainNet", CLIPART, ("bird", "The_Eiffel_Tower")),
+                               "imagefolder:DomainNet", "'The_Eiffel_Tower'"),
+    "DomainNet without a class": (paths("DomainNet", CLIPART, ("bird", "zebra")),
+                                  "imagefolder:DomainNet?classes=domainnet-10", "unknown class of .* 'feather'"),
+    "Digits-5 without names": (paths("digits", ("mnist", "svhn"), ("0", "1")),
+                               "imagefolder:digits", r"type \?names=digits if they are digits"),
+    "ImageNet with folders missing": (paths("imagenet", ("train", "val"), ("n01440764", "n01443537")),
+                                      "imagefolder:imagenet?names=imagenet",
+                                      "names the labels 0 to 999 or the 1,000 folders"),
+    "FGVCAircraft as released": ([f"fgvc_aircraft/data/images_{kind}_train.txt" for kind in ("variant", "family")],
+                                 "listfile:fgvc_aircraft/data", "holds several train lists"),
+    "iNaturalist without names": (["iNaturalist18/train_val2018/a.jpg"],
+                                  "listfile:iNaturalist18", "label 1 has no name; put classnames.txt"),
+    "a folder of images alone": (["flowers/jpg/image_00001.jpg"], "imagefolder:flowers",
+                                  "lies outside of domain/class"),
 }
+# fmt: on
 
 COOP = {
     "caltech-101": ("Caltech101", "101_ObjectCategories/", "sea_horse"),
@@ -291,7 +182,7 @@ def test_every_card_has_a_name_that_parses_and_one_set_of_images():
 
     for card in CARDS:
         assert card_of(card.typed) is card
-        parse_name(card.typed)
+        build("data set", card.typed)
         for name in card.names:
             assert same_data(name, card.typed.partition("?")[0]), name
     assert same_data("imagefolder:/data/OfficeHomeDataset_10072016", "imagefolder:OfficeHome")

@@ -14,7 +14,6 @@ import torch
 from open_clip.transformer import VisionTransformer
 
 import fedbench_embedded
-from fedbench.models.clip.tokens import FoldedTokenizer, grammar_ids
 from fedbench_embedded.images import CLASSNAMES, MID, TEN_CLASSES, Sampling, generate
 from fedbench_embedded.images.attributes import held_out
 from fedbench_embedded.images.captions import vocabulary
@@ -24,6 +23,7 @@ from fedbench_embedded.pretrain.contrastive import encode_short_text, learning_r
 from fedbench_embedded.pretrain.corpus import batches, easy_images, render_corpus
 from fedbench_embedded.pretrain.recipe import DEFAULT, GateSizes
 from fedbench_embedded.pretrain.student import GRID, WIDTH, build, grid_positions, student_config
+from fedbench_embedded.tokens import FoldedTokenizer, grammar_ids
 
 SHIPPED = Path(fedbench_embedded.__file__).parent
 

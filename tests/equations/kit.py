@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
+from fedbench.core.federation import ClientShard
 from fedbench.core.method.tasks import AggregationTask, ClientTask, LocalStep
-from fedbench.core.partition import ClientShard
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Model, Outputs, Tensors, Update
 from fedbench.rounds.broadcast import broadcast, client_task

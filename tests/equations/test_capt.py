@@ -9,7 +9,6 @@ from torch.nn.functional import cross_entropy, normalize
 from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.types import Model, Update
 from fedbench.models.prompts.context import prompt_tower, random_context
-from fedbench.models.prompts.prompted_clip import coupling
 from fedbench.rounds.broadcast import broadcast
 from fedbench.rounds.loop import rounds, start, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_spec
@@ -26,6 +25,7 @@ from fedbench_methods.capt import (
 from fedbench_methods.shared.bandit import draw, earned, index, points
 from fedbench_methods.shared.clients import drawn_order
 from fedbench_methods.shared.clustering import class_shares, complementary_groups, means_inside
+from fedbench_methods.shared.prompted_clip import coupling
 from tests.equations.kit import generator, run_of
 
 NAMES = tiny_dataset().classnames

@@ -13,7 +13,6 @@ from fedbench.core.randomness import torch_generator
 from fedbench.core.types import ClientReport, Model, Update
 from fedbench.models.prompts.context import prompt_tower, random_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
-from fedbench.models.prompts.prompted_clip import coupling
 from fedbench.rounds.loop import rounds, start
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run
 from fedbench.toolkit.fedavg import average
@@ -21,6 +20,7 @@ from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.capt_reconstructed import ARMS, CaptReconstructed, ReconstructedParams, class_aware_loss
 from fedbench_methods.shared.bandit import Pace, choose, mean_loss, reward, updated
 from fedbench_methods.shared.clustering import complementary_clients, head_and_tail
+from fedbench_methods.shared.prompted_clip import coupling
 from tests.equations.kit import CLIP, generator, run_of, spec_of, task_of
 
 NAME, NAMES = "capt-reconstructed", tiny_dataset().classnames

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from fedbench.core.method.tasks import AggregationTask, LocalStep
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Model, Update
-from fedbench.models.cnn.block_ends import block_channels
+from fedbench.models.cnn.nets import block_channels
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import start, train_round
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec

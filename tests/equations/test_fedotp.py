@@ -13,12 +13,12 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fedbench.core.errors import Unworkable
 from fedbench.models.clip.backbone import ClipBackbone
-from fedbench.models.clip.patches import ClipPatchEncoder
+from fedbench.models.inputs import PixelTransform
 from fedbench.models.prompts.context import initial_context, prompt_tower
-from fedbench.models.transform import PixelTransform
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_spec
+from fedbench_methods.shared.patches import ClipPatchEncoder
 from fedbench_methods.shared.transport import Plans, Transport, transport_plans, transported
 from tests.equations.kit import drawn, runs, task_of
 

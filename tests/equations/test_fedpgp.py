@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fedbench.core.types import Model
 from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.inputs import PixelTransform
 from fedbench.models.prompts.context import prompt_tower
-from fedbench.models.transform import PixelTransform
 from fedbench.rounds.loop import evaluate, rounds
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_spec
 from fedbench.toolkit.local_training import step_loss

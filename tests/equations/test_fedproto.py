@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.federation import Federation, Split, TensorImages
+from fedbench.core.federation import ClientShard, Federation, Split, TensorImages
 from fedbench.core.method.tasks import AggregationTask, EvaluationTask
-from fedbench.core.partition import ClientShard
 from fedbench.core.types import Broadcast, Model, Outputs, Predictions, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import assemble

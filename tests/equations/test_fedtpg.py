@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy, gelu, normalize
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.randomness import torch_generator
-from fedbench.models.prompts.generator import attention, generated_context, initial_generator
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run
 from fedbench_methods.fedtpg import FedTPG, FedTpgParams
+from fedbench_methods.shared.prompt_generator import attention, generated_context, initial_generator
 from tests.equations.kit import spec_of
 
 NAMES = tiny_dataset().classnames

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.testing import tiny_backbone, tiny_dataset
 from fedbench_methods.plot import PROMPTS
+from fedbench_methods.shared.patches import ClipPatchEncoder
 from fedbench_methods.shared.transport import Transport, transport_plans, transported
 from tests.equations.kit import coop_texts, drawn, runs
 from tests.equations.test_fedotp import sinkhorn

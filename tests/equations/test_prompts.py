@@ -11,9 +11,9 @@ from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.backbone import ClipBackbone, class_vectors
+from fedbench.models.inputs import PixelTransform
 from fedbench.models.prompts.context import initial_context, prompt_tower, random_context, word_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
-from fedbench.models.transform import PixelTransform
 from fedbench.testing import tiny_backbone
 
 NAMES = ("bird", "sports_car", "Christmas tree", "unphotographable thing")

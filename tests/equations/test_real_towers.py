@@ -13,8 +13,7 @@ from torch.nn.functional import cross_entropy
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import ModelSetup
 from fedbench.models.clip.backbone import ClipBackbone
-from fedbench.models.inputs import FeatureInputs
-from fedbench.models.transform import PixelTransform
+from fedbench.models.inputs import FeatureInputs, PixelTransform
 from fedbench.plugins.assembly import assemble
 from fedbench.rounds.loop import evaluate
 from fedbench.rounds.private import shared

@@ -27,7 +27,7 @@ from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.wording import OWN_MODELS
-from fedbench.scenarios.summary import scenario_summary
+from fedbench.scenarios.presets import scenario_summary
 from fedbench.suites.suite import load_suite
 from fedbench.tracking import listener as tracking
 from fedbench.tracking import store

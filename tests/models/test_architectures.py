@@ -8,7 +8,7 @@ import open_clip
 import pytest
 import torch
 
-from fedbench.models.capabilities import CAPABILITIES, lacking
+from fedbench.models.clip.image_towers import CAPABILITIES, lacking
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,9 @@ from torch import Tensor
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Model
 from fedbench.models.cnn.backbone import CnnBackbone, cnn_model
-from fedbench.models.cnn.block_ends import block_channels, with_changed_blocks
-from fedbench.models.cnn.nets import build_body
+from fedbench.models.cnn.nets import block_channels, build_body, with_changed_blocks
+from fedbench.models.inputs import PixelTransform
 from fedbench.models.names import parse_backbone
-from fedbench.models.transform import PixelTransform
 
 TRANSFORM = PixelTransform((0.0,) * 3, (1.0,) * 3, None, mode="squash", interpolation="bilinear")
 

@@ -12,10 +12,10 @@ from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.inputs import PixelTransform
 from fedbench.models.prompts import causal_text
 from fedbench.models.prompts.causal_text import can_pack
 from fedbench.models.prompts.context import prompt_tower, word_context
-from fedbench.models.transform import PixelTransform
 from fedbench.testing import tiny_backbone
 
 NAMES = ("red car", "red bus", "unphotographable thing", "bird", "red")

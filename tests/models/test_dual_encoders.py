@@ -18,18 +18,17 @@ from torch.nn.functional import normalize
 from fedbench.core.errors import FedbenchError
 from fedbench.kinds.registry import find_method
 from fedbench.models import image_size_of, load_backbone
-from fedbench.models.capabilities import lacking
-from fedbench.models.clip.backbone import ClipBackbone, image_features, tower_tensors
-from fedbench.models.clip.full import full_clip_model
-from fedbench.models.clip.patches import ClipPatchEncoder, all_tokens
+from fedbench.models.clip.backbone import ClipBackbone, full_clip_model, image_features, tower_tensors
+from fedbench.models.clip.image_towers import lacking
 from fedbench.models.clip.transformers_models import PaddedTexts, transform_of
+from fedbench.models.inputs import CroppedTransform, PixelTransform
 from fedbench.models.prompts.context import prompt_tower, random_context, word_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
-from fedbench.models.transform import CroppedTransform, PixelTransform
 from fedbench.plugins.requirements import refuse_towers
 from fedbench.rounds.loop import evaluate
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import final_state, tiny_dataset, tiny_spec
+from fedbench_methods.shared.patches import ClipPatchEncoder, all_tokens
 
 NAMES = ("red car", "ship", "big blue ship")
 WORDS = ["a", "photo", "of", "red", "car", "ship", "big", "blue", "X", "x", ".", "an", "it"]
@@ -173,22 +172,6 @@ def transformers_folder(kind: str, folder: Path) -> Path:
     return folder
 
 
-KINDS = (
-    "causal",
-    "causal eos",
-    "bidirectional",
-    "siglip",
-    "coca",
-    "bert mean",
-    "bert cls",
-    "hf clip",
-    "hf siglip",
-    "hf siglip2",
-    "hf align",
-    "hf joined",
-    "timm vit",
-    "timm vit map",
-)
 LACK = {
     "causal": set(), "causal eos": set(), "bidirectional": {"text_layers"},
     "siglip": {"text_layers", "image_layers", "patches"},
@@ -198,6 +181,8 @@ LACK = {
     **dict.fromkeys(("hf siglip", "hf siglip2", "timm vit", "timm vit map"), {"text_layers", "patches"}),
     **dict.fromkeys(("hf align", "hf joined"), {"text_layers", "image_layers", "patches"}),
 }  # fmt: skip
+"""What towers of each kind lack."""
+KINDS = tuple(LACK)
 
 
 @pytest.fixture(scope="module", params=KINDS)

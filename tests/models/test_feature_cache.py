@@ -20,7 +20,7 @@ from torch import Tensor
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Subset, TensorImages
 from fedbench.datasets import cache as kept
-from fedbench.models.feature_cache import encode
+from fedbench.models.inputs import encode
 
 
 @dataclass
@@ -160,7 +160,7 @@ WORKER = """
 import json, os, sys
 from pathlib import Path
 import torch
-from fedbench.models.feature_cache import encode
+from fedbench.models.inputs import encode
 from fedbench.core.federation import TensorImages
 
 folder = Path(sys.argv[1])

@@ -12,7 +12,7 @@ from torchvision import models
 
 from fedbench.core.errors import FedbenchError, NotHere
 from fedbench.models import how_to_get, image_size_of, load_backbone, weight_files
-from fedbench.models.cnn import imagenet
+from fedbench.models.cnn import pretrained
 from fedbench.models.cnn.pretrained import PretrainedNetwork
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import final_state, tiny_dataset, tiny_spec
@@ -178,7 +178,7 @@ def test_what_can_not_be_read_is_said_and_nothing_is_unpickled(tmp_path: Path) -
         ("resnet18?weights=none.pth", "there is no file 'none.pth' ending in .*or write weights=imagenet"),
         ("resnet18?weights=", "'weights=' is not option=value; type resnet18"),
         ("resnet18?weights=imagenet&stem=cifar", "weights of ImageNet are for its stem of 7x7 .*leave one of them out"),
-        ("convnet?weights=imagenet", "unknown option of backbone 'convnet': 'weights'"),
+        ("convnet?weights=imagenet", "unknown option of backbone 'convnet' 'weights'"),
         ("alexnet?weights=imagenet&resize=32", "63 px or more"),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_name_that_can_not_be_says_so(name: str, said: str) -> None:
 def test_the_published_files_are_torchvisions() -> None:
     for network in NETWORKS:
         weights: Any = models.get_model_weights(network)
-        assert weights.IMAGENET1K_V1.url == f"{imagenet._SOURCE}/{imagenet._FILES[network]}"
+        assert weights.IMAGENET1K_V1.url == f"{pretrained._SOURCE}/{pretrained._FILES[network]}"
 
 
 def test_a_published_file_is_looked_up_and_checked(
@@ -212,7 +212,7 @@ def test_a_published_file_is_looked_up_and_checked(
         assert how_to_get(name, tmp_path) == ""
         with pytest.raises(FedbenchError, match=f"ImageNet weights '{folder / file}' are damaged.*published: f37072fd"):
             load_backbone(name, data_dir=tmp_path, seed=0)
-    monkeypatch.setattr(imagenet, "check_digest", lambda *_: None)
+    monkeypatch.setattr(pretrained, "check_digest", lambda *_: None)
     found = load_backbone(name, data_dir=tmp_path, seed=0)
     assert found.weights_hash == loaded(f"resnet18?weights={files('resnet18')}").weights_hash
 

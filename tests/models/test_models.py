@@ -21,15 +21,14 @@ from torch.nn.functional import normalize
 from fedbench.core.errors import FedbenchError
 from fedbench.kinds.registry import registered
 from fedbench.models import load_backbone, weight_files
-from fedbench.models.clip import weights
-from fedbench.models.clip.backbone import ClipBackbone, activation_of
-from fedbench.models.clip.full import full_clip_model
-from fedbench.models.clip.tokens import FoldedTokenizer, grammar_ids
+from fedbench.models.clip import loading
+from fedbench.models.clip.backbone import ClipBackbone, activation_of, full_clip_model
 from fedbench.models.cnn.backbone import CnnBackbone, cnn_model
 from fedbench.models.cnn.nets import build_body
 from fedbench.models.names import parse_backbone
 from fedbench.models.text.vectors import text_vectors
 from fedbench_embedded import weights as shipped
+from fedbench_embedded.tokens import FoldedTokenizer, grammar_ids
 
 CLASSES = ("cat", "red fire engine", "bird")
 TEMPLATES = ("a photo of a {}", "a blurry drawing of the {}, seen from far away")
@@ -128,19 +127,20 @@ def test_listing_backbones_imports_neither_torch_nor_open_clip() -> None:
         ),
         ("clip:ViT-B-16", "names no weights: write 'clip:ViT-B-16@CHECKPOINT'"),
         ("clip:ViT-B-16-SigLIP@web", "unknown checkpoint of ViT-B-16-SigLIP: 'web'; did you mean 'webli'"),
-        ("clip:", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
+        ("clip:", "is incomplete: type clip:ARCH@CHECKPOINT"),
         ("clip:ViT-B-16:", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
         ("clip::openai", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
         ("clip:embedded?width=2", "takes no options, got 'width=2'"),
         ("clip:embedded@openai", "nothing can follow its name; type 'clip:embedded'"),
         ("clip:embeded", "unknown CLIP architecture 'embeded'; did you mean 'embedded'"),
         ("clip:ViT-B-32@/nowhere/weights.pt", "there is no file '/nowhere/weights.pt'"),
-        ("resnet8?widht=2", "unknown option of backbone 'resnet8': 'widht'; did you mean 'width'"),
-        ("resnet8?width=wide", "option width='wide' of backbone 'resnet8': expected a whole number from 1 to 64"),
+        ("resnet8?widht=2", "unknown option of backbone 'resnet8' 'widht'; did you mean 'width'"),
+        ("resnet8?width=wide", "backbone 'resnet8?width=wide': option width='wide': input should be a valid integer"),
         ("resnet8?width=0", "option width='0'"),
         ("resnet8?width=1&width=2", "'resnet8?width=1&width=2': option 'width' is given twice"),
-        ("resnet50?stem=tiny", "option stem='tiny' of backbone 'resnet50': expected one of cifar, imagenet"),
-        ("resnet8:small", "takes no architecture or checkpoint"),
+        ("resnet50?stem=tiny", "option stem='tiny': input should be 'cifar' or 'imagenet'"),
+        ("resnet50?projector_layers=2", "projector_layers needs a projector; add '&projector=WIDTH'"),
+        ("resnet8:small", "nothing can follow the colon; type 'resnet8'"),
         ("alexnet?resize=32", "alexnet needs images of 63 px or more, got resize=32"),
     ],
 )
@@ -165,10 +165,13 @@ def test_too_small_images_are_refused_with_the_resize_to_write() -> None:
         ("convnet", 62_006 - 850, 0, 84),  # LeNet-5 without its last layer
         ("fedavg-cnn", (75 + 1) * 32 + (800 + 1) * 64 + (4096 + 1) * 512, 0, 512),
         ("alexnet", 57_022_528, 2 * 9_344 + 7, 4096),  # the paper's 57.02 M
+        # without a layer of 4096 x 4096 and its batch-norm
+        ("alexnet?dense=1", 57_022_528 - 4096 * 4099, 2 * 9_344 + 7 - (2 * 4096 + 1), 4096),
         ("vgg11", 9_220_480 + 2 * (512 * 512 + 512), 0, 512),
         ("vgg11?bn=1", 9_220_480 + 2 * (512 * 512 + 512) + 2 * 2752, 2 * 2752 + 8, 512),
         ("resnet50", 23_508_032, 53_173, 2048),
         ("resnet50?projector=640", 23_508_032 + 2049 * 640, 53_173, 640),
+        ("resnet50?projector=256&projector_layers=2", 23_508_032 + 2049 * 2048 + 2049 * 256, 53_173, 256),
         ("resnet18?stem=cifar", 11_176_512 - 7 * 7 * 3 * 64 + 3 * 3 * 3 * 64, 9_620, 512),
     ],
 )
@@ -360,8 +363,8 @@ def test_activation_follows_the_weights_not_the_name(
 def test_open_clips_tables_say_quickgelu_where_we_rely_on_it() -> None:
     openai = open_clip.get_pretrained_cfg("ViT-B-32", "openai")
     laion = open_clip.get_pretrained_cfg("ViT-B-32", "laion2b_s34b_b79k")
-    assert weights.quick_gelu_for("ViT-B-32", openai)
-    assert not weights.quick_gelu_for("ViT-B-32-quickgelu", laion)
+    assert loading.quick_gelu_for("ViT-B-32", openai)
+    assert not loading.quick_gelu_for("ViT-B-32-quickgelu", laion)
 
 
 def test_tag_brings_its_own_normalisation(tagged: Path) -> None:
@@ -457,25 +460,3 @@ def test_random_and_orthogonal_vectors_come_from_the_seed() -> None:
 
 def test_clip_text_vectors_are_the_backbones(embedded: Path) -> None:
     assert torch.equal(text_vectors("clip:embedded", CLASSES, TEMPLATES, 0), clip().text_features(CLASSES, TEMPLATES))
-
-
-def test_transformers_encoder_is_pooled_over_the_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import BertConfig, BertModel, BertTokenizer
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "photo", "of", "cat", "bird"]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    tokenizer = BertTokenizer(str(tmp_path / "vocab.txt"))
-    tokenizer.save_pretrained(tmp_path)
-    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    with torch.random.fork_rng(devices=[]):
-        model = BertModel(BertConfig(vocab_size=10, **shape)).eval()
-    model.save_pretrained(tmp_path)
-    vectors = text_vectors(f"text:hf/{tmp_path}", ("cat", "cat of cat"), ("a photo of a {}",), seed=0)
-    with torch.no_grad():  # alone, hence without padding
-        alone = model(**tokenizer(["a photo of a cat"], return_tensors="pt")).last_hidden_state.mean(dim=1)
-    torch.testing.assert_close(vectors[:1], normalize(alone, dim=-1), rtol=0, atol=1e-5)
-    monkeypatch.setattr(weight_files, "can_reach", lambda url: False)
-    with pytest.raises(FedbenchError, match="text encoder 'text:hf/no-such/model': no complete transformers model"):
-        text_vectors("text:hf/no-such/model", CLASSES, TEMPLATES, seed=0)
-    with pytest.raises(FedbenchError, match="unknown text encoder 'orthogonl'; did you mean 'orthogonal'"):
-        text_vectors("orthogonl", CLASSES, TEMPLATES, seed=0)

@@ -13,10 +13,19 @@ from fedbench.core.errors import FedbenchError
 from fedbench.datasets import load_dataset
 from fedbench.models import image_size_of, load_backbone
 from fedbench.models.clip.backbone import ClipBackbone
-from fedbench.models.photos import packages
-from fedbench.models.photos.dual import BRIDGE, CARD, WIDTH
+from fedbench.models.photos import lite0_minilm
 from fedbench.models.photos.fit import clipped_mean
-from fedbench.models.photos.packages import LITE0, LITE0_SIZE, MINILM, Weights, lite0_tensors, load_lite0
+from fedbench.models.photos.lite0_minilm import (
+    BRIDGE,
+    CARD,
+    LITE0,
+    LITE0_SIZE,
+    MINILM,
+    WIDTH,
+    Weights,
+    lite0_tensors,
+    load_lite0,
+)
 from fedbench.models.prompts.context import prompt_tower, word_context
 
 NAMES = ("cat", "ship", "big blue truck")
@@ -36,7 +45,7 @@ def test_a_missing_package_and_another_file_are_refused(tmp_path: Path, monkeypa
     (tmp_path / "given_package.py").touch()
     (tmp_path / "file").write_bytes(b"x")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(packages, "_sha256", lambda path: "other")
+    monkeypatch.setattr(lite0_minilm, "_sha256", lambda path: "other")
     with pytest.raises(FedbenchError, match="not the file that fedbench knows; reinstall"):
         Weights("given_package", "file", "").path()
     with pytest.raises(FedbenchError, match="nothing can follow its name; type 'clip:lite0-minilm'"):

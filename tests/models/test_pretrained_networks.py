@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from fedbench.core.errors import FedbenchError
 from fedbench.models import image_size_of, load_backbone
 from fedbench.models.cnn.pretrained import PretrainedNetwork
-from fedbench.models.photos.packages import LITE0
+from fedbench.models.photos.lite0_minilm import LITE0
 from fedbench.rounds.loop import evaluate
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import final_state, tiny_dataset, tiny_spec

@@ -1,4 +1,4 @@
-"""Text encoders as trainable functions, tiny two-tower models of transformers, and backbone options for projectors."""
+"""Text encoders as trainable functions, and tiny models of transformers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from torch.nn.functional import normalize
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.spec import RunSpec
-from fedbench.models import load_backbone
+from fedbench.models import weight_files
 from fedbench.models.clip.backbone import class_vectors
-from fedbench.models.cnn.nets import build_body
-from fedbench.models.names import parse_backbone
-from fedbench.models.text.tower import text_tower
+from fedbench.models.text.classifier import text_tower
 from fedbench.models.text.vectors import class_text, sentence_features, text_vectors, transformers_encoder
 from fedbench.testing import tiny_backbone
 
@@ -125,6 +123,21 @@ def test_texts_for_siglip_are_padded_to_full_length_without_a_mask(siglip: Path)
         torch.testing.assert_close(tower.vectors(tower.weights), class_text(made, TEMPLATES), rtol=0, atol=1e-6)
 
 
+def test_a_text_encoder_is_pooled_over_the_mask(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    vectors = text_vectors(f"text:hf/{bert}", ("cat", "cat of cat"), ("a photo of a {}",), seed=0)
+    model, tokenizer = AutoModel.from_pretrained(bert).eval(), AutoTokenizer.from_pretrained(bert)
+    with torch.no_grad():  # alone, hence without padding
+        alone = model(**tokenizer(["a photo of a cat"], return_tensors="pt")).last_hidden_state.mean(dim=1)
+    torch.testing.assert_close(vectors[:1], normalize(alone, dim=-1), rtol=0, atol=1e-5)
+    monkeypatch.setattr(weight_files, "can_reach", lambda url: False)
+    with pytest.raises(FedbenchError, match="text encoder 'text:hf/no-such/model': no complete transformers model"):
+        text_vectors("text:hf/no-such/model", CLASSES, TEMPLATES, seed=0)
+    with pytest.raises(FedbenchError, match="unknown text encoder 'orthogonl'; did you mean 'orthogonal'"):
+        text_vectors("orthogonl", CLASSES, TEMPLATES, seed=0)
+
+
 def test_a_model_without_one_vector_per_text_is_refused(bert: Path) -> None:
     class Flava(torch.nn.Module):
         name_or_path = "flava"
@@ -214,26 +227,3 @@ def test_minilm_knows_which_words_are_alike() -> None:
     assert vectors.shape == (3, 384)
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
     assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.1
-
-
-# Backbone options that projectors need
-
-
-def test_alexnet_can_end_after_its_first_dense_layer() -> None:
-    with torch.device("meta"):
-        body, width = build_body(parse_backbone("alexnet?dense=1"))
-        assert body(torch.zeros(2, 3, 64, 64)).shape == (2, width)
-    # 57,022,528 minus 4096 * 4096 + 4096 of the layer and 2 * 4096 of its batch-norm
-    assert sum(value.numel() for value in body.parameters()) == 57_022_528 - 4096 * 4099
-    assert width == 4096
-
-
-def test_projection_head_of_two_layers() -> None:
-    with torch.device("meta"):
-        body, width = build_body(parse_backbone("resnet50?projector=256&projector_layers=2"))
-    assert [type(layer).__name__ for layer in body.projector] == ["Linear", "ReLU", "Linear"]
-    assert width == 256
-    # d -> d and d -> 256 with d = 2048
-    assert sum(v.numel() for v in body.projector.parameters()) == 2049 * 2048 + 2049 * 256
-    with pytest.raises(FedbenchError, match="projector_layers needs a projector; add '&projector=WIDTH'"):
-        load_backbone("resnet50?projector_layers=2", data_dir=HERE, seed=0)

@@ -7,8 +7,7 @@ import torch
 from open_clip.transformer import Attention, Transformer
 from torch import nn
 
-from fedbench.models.clip.plain_blocks import plain_blocks
-from fedbench.models.clip.transformer_blocks import apply_block
+from fedbench.models.clip.blocks import apply_block, plain_blocks
 
 WIDTH, HEADS, PLACES = 16, 2, 5
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from fedbench.scenarios.partitions.dirichlet import dirichlet_capped, dirichlet_uncapped
+from fedbench.scenarios.partitions.label_skew import dirichlet_capped, dirichlet_uncapped
 
 THRESHOLD = 0.07
 CLASSES, PER_CLASS, CLIENTS, DIRICHLET_ALPHA, MIN_CLIENT_SIZE, SEEDS = 5, 60, 6, 0.5, 5, 300

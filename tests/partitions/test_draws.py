@@ -18,16 +18,14 @@ import torch
 from fedbench.core.federation import Dataset, Split, TensorImages
 from fedbench.scenarios import Scenario, build_federation
 from fedbench.scenarios.participation import cohort
-from fedbench.scenarios.partitions.dirichlet import (
-    creff_equal,
-    dirichlet_capped,
-    dirichlet_clientwise,
-    dirichlet_uncapped,
-)
 from fedbench.scenarios.partitions.feature_skew import domain_clients
 from fedbench.scenarios.partitions.label_skew import (
     classes_equal,
     classes_round_robin,
+    creff_equal,
+    dirichlet_capped,
+    dirichlet_clientwise,
+    dirichlet_uncapped,
     iid,
     recut,
     shards_deck,

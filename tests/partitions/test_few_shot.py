@@ -6,7 +6,7 @@ import pytest
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
 from fedbench.scenarios import build_federation
-from fedbench.scenarios.partitions.few_shot import few_shots
+from fedbench.scenarios.labels import few_shots
 from fedbench.testing import tiny_dataset
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedbench.scenarios.groups import by_count, cumulative_exclusive, cumulative_inclusive, reporting_groups, thirds
-from fedbench.scenarios.partitions.long_tail import exponential_counts
+from fedbench.scenarios.labels import exponential_counts
 
 CIFAR10, FASHION, CIFAR100 = (5000, 10), (6000, 10), (500, 100)
 

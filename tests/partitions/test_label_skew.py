@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.scenarios.partitions.dirichlet import (
+from fedbench.scenarios.partitions.label_skew import (
+    classes_equal,
+    classes_round_robin,
     creff_equal,
     dirichlet_capped,
     dirichlet_clientwise,
     dirichlet_uncapped,
-)
-from fedbench.scenarios.partitions.label_skew import (
-    classes_equal,
-    classes_round_robin,
     iid,
     recut,
     shards_deck,
@@ -67,15 +65,6 @@ def test_clients_are_disjoint_nonempty_and_cover_the_data(
     assert len(np.unique(dealt)) == len(dealt)
     dropped = len(labels) % (clients * 3) if name == "shards_sorted" else 0
     assert len(dealt) == len(labels) - dropped
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_seed_alone_decides(name: str) -> None:
-    def deal(seed: int) -> list[list[int]]:
-        return [part.tolist() for part in SCHEMES[name](BALANCED, 10, np.random.default_rng(seed))]
-
-    assert deal(3) == deal(3)
-    assert deal(3) != deal(4)
 
 
 @pytest.mark.parametrize("name", SCHEMES)

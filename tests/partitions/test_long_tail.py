@@ -10,7 +10,7 @@ import pytest
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.scenarios import Scenario, build_federation
-from fedbench.scenarios.partitions.long_tail import exponential_counts, thin
+from fedbench.scenarios.labels import exponential_counts, thin
 
 
 @pytest.mark.parametrize(

@@ -70,11 +70,6 @@ def test_label_skew_shares_the_global_test_set(two_domains: Dataset, partition: 
     assert all(shard.test_indices is None and shard.validation_indices is None for shard in federation.clients)
 
 
-def test_equal_sizes_cut_again(two_domains: Dataset) -> None:
-    federation = build_federation(two_domains, Scenario(partition="dirichlet", clients=7, equal_sizes=True), 0)
-    assert {len(shard.indices) for shard in federation.clients} == {428, 429}
-
-
 def test_data_without_test_are_cut_by_domain_under_label_skew(dataset: Callable[..., Dataset]) -> None:
     federation = build_federation(dataset([[50] * 4, [50] * 4]), Scenario(clients=4), 0)
     assert [len(federation.train), len(federation.test)] == [320, 80]

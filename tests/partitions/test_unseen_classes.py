@@ -9,7 +9,7 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Federation, Split, TensorImages
 from fedbench.scenarios import PRESETS, Scenario, build_federation
-from fedbench.scenarios.unseen import unseen_count
+from fedbench.scenarios.labels import unseen_count
 
 Make = Callable[..., Dataset]
 TRAIN, TEST = (12, 9, 10, 8, 11), (4, 3, 5, 2, 6)
@@ -158,12 +158,6 @@ def test_a_list_of_groups_keeps_the_base_classes_and_no_empty_group(dataset: Mak
     assert build_federation(data, scenario, 0).groups == {"head": (1,), "mid": (0, 2)}
     whole = build_federation(data, scenario.model_copy(update={"unseen_classes": 0.0}), 0)
     assert whole.groups == data.list_groups
-
-
-def test_without_unseen_classes_the_splits_are_the_data_sets_own_objects(dataset: Make) -> None:
-    data = dataset(TRAIN, TEST)
-    federation = build_federation(data, Scenario(clients=2), 0)
-    assert federation.train is data.train and federation.test is data.test and federation.unseen is None
 
 
 def test_images_are_the_data_sets_by_index_so_that_features_are_kept_once(dataset: Make) -> None:

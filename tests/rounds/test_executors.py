@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError, Unworkable
-from fedbench.core.federation import TensorImages
+from fedbench.core.federation import ClientShard, TensorImages
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.method.tasks import ClientTask
-from fedbench.core.partition import ClientShard
 from fedbench.core.spec import Training
 from fedbench.core.types import Broadcast, LinearHead, Model, Outputs
 from fedbench.models import inputs as inputs_module

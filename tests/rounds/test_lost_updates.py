@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.core.federation import Split, TensorImages
+from fedbench.core.federation import ClientShard, Split, TensorImages
 from fedbench.core.method.hooks import hookimpl
-from fedbench.core.partition import ClientShard
 from fedbench.core.spec import Training
 from fedbench.core.types import Model
 from fedbench.kinds.registry import find_method, method_names

@@ -12,7 +12,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.runs import prepare as preparing
 from fedbench.scenarios import drawing
 from fedbench.scenarios.drawing import draw
-from fedbench.scenarios.partitions import dirichlet
+from fedbench.scenarios.partitions import label_skew
 from fedbench.scenarios.picture import ClientPicture, PartitionPicture
 from fedbench.testing import tiny_run, tiny_spec
 from fedbench.tracking.artifacts import write_artifacts
@@ -70,7 +70,7 @@ def test_the_drawing_has_the_first_clients_under_the_class_totals_of_all(monkeyp
 @pytest.mark.parametrize(("most", "draws"), [(10**9, 1000), (119, 4), (3, 1)])
 def test_a_dirichlet_partition_is_given_up_after_so_many_shares(monkeypatch, most, draws):
     # twelve clients and two classes: 24 shares a draw, so 119 are enough for 4; two samples for everybody would be luck
-    monkeypatch.setattr(dirichlet, "_MOST_SHARES", most)
+    monkeypatch.setattr(label_skew, "_MOST_SHARES", most)
     labels = np.arange(24) % 2
     with pytest.raises(FedbenchError, match=f"at least 2 of 24 training samples in {draws} draws"):
-        dirichlet.dirichlet_uncapped(labels, 12, 0.01, 2, np.random.default_rng(0))
+        label_skew.dirichlet_uncapped(labels, 12, 0.01, 2, np.random.default_rng(0))

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.federation import Federation, Split, TensorImages
-from fedbench.core.partition import ClientShard
+from fedbench.core.federation import ClientShard, Federation, Split, TensorImages
 from fedbench.core.types import Predictions
 from fedbench.rounds.metrics import score, size_in_bytes, summarise, validation_accuracy
 

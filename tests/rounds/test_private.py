@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.federation import Federation, Split, TensorImages
+from fedbench.core.federation import ClientShard, Federation, Split, TensorImages
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.method.tasks import EvaluationTask
-from fedbench.core.partition import ClientShard
 from fedbench.core.types import Model, Outputs, Predictions
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import Assembly, assemble

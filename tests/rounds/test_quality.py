@@ -10,8 +10,7 @@ from scipy.stats import entropy
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score, recall_score, roc_auc_score, top_k_accuracy_score
 
-from fedbench.core.federation import Federation, Split, TensorImages, Unseen
-from fedbench.core.partition import ClientShard
+from fedbench.core.federation import ClientShard, Federation, Split, TensorImages, Unseen
 from fedbench.core.types import Predictions
 from fedbench.rounds.metrics import score, unseen_metrics
 from fedbench.rounds.quality import calibration_error, macro_auroc, macro_f1, over_clients, score_metrics

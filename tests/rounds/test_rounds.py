@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import ClientShard
 from fedbench.core.method.tasks import LocalStep
-from fedbench.core.partition import ClientShard
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import UnlabelledBatch
 from fedbench.rounds.loop import evaluate, rounds, train_round

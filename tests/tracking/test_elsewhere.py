@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.models import feature_cache
+from fedbench.models import inputs
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
@@ -96,10 +96,8 @@ def test_a_head_is_refused_with_what_to_do(recorded):
 
 def test_a_class_needs_no_samples_for_the_server_there_and_its_training_images_are_not_encoded(recorded, monkeypatch):
     encoded = []
-    plain = feature_cache._compute
-    monkeypatch.setattr(
-        feature_cache, "_compute", lambda images, *rest: encoded.append(len(images)) or plain(images, *rest)
-    )
+    plain = inputs._compute
+    monkeypatch.setattr(inputs, "_compute", lambda images, *rest: encoded.append(len(images)) or plain(images, *rest))
     found = on(recorded, OF_SERVER, "few")
     assert (found.samples, found.classes, found.is_renamed) == (12, 4, False)
     # a look at single images tells what methods require

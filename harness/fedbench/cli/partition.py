@@ -14,7 +14,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.scenarios.participation import cohort
 from fedbench.scenarios.picture import ClientPicture, PartitionPicture, binned, class_bin
-from fedbench.scenarios.summary import label_words, scenario_summary
+from fedbench.scenarios.presets import label_words, scenario_summary
 
 MOST_CLIENTS = 40
 """With more clients a selection is shown: the first, the most and the least skewed."""

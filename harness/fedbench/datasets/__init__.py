@@ -6,11 +6,10 @@ come with fedbench are in `fedbench.datasets.sources`, and import what they need
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from fedbench.datasets.names import parse_name
+from fedbench.kinds.base import taken_apart
 from fedbench.kinds.registry import build, registered
 
 if TYPE_CHECKING:
@@ -22,14 +21,14 @@ __all__ = ["dataset_names", "load_dataset", "takes_image_size"]
 
 def dataset_names() -> dict[str, str]:
     """Every kind of data set as it is typed, with one line on what it is."""
-    sources = [one.load() for one in registered("data set").values()]
+    sources = [plugin.load() for plugin in registered("data set").values()]
     return {source.usage(): source.description() for source in sources}
 
 
 def takes_image_size(name: str) -> bool:
     """Whether ``load_dataset`` may need to know which size the images are for: its files may differ in it."""
     source = cast("AnySource", build("data set", name)[0])
-    return source.scales_images and "size" not in parse_name(name).options
+    return source.scales_images and "size" not in taken_apart(name)[2]
 
 
 def load_dataset(name: str, *, data_dir: Path, cache_dir: Path, image_size: int | None = None) -> Dataset:
@@ -41,11 +40,14 @@ def load_dataset(name: str, *, data_dir: Path, cache_dir: Path, image_size: int 
     at random and alike every time.
     """
     from fedbench.kinds.kinds import LIMIT, DatasetRequest
+    from fedbench.kinds.options import Limited, read_options
 
-    parsed = replace(parse_name(name), image_size=image_size)
-    limit = parsed.integer(LIMIT, 1, 10**9)
-    source = cast("AnySource", build("data set", name)[0])
-    dataset = source.load(DatasetRequest(name, parsed.location, data_dir, cache_dir, parsed.options, image_size))
+    source, location = build("data set", name)
+    options = taken_apart(name)[2]
+    limited_to = {option: value for option, value in options.items() if option == LIMIT}
+    limit = read_options(Limited, limited_to, f"data set {name!r}").limit
+    request = DatasetRequest(name, location, data_dir, cache_dir, options, image_size)
+    dataset = cast("AnySource", source).load(request)
     if limit is None:
         return dataset
     from fedbench.datasets.content import limited

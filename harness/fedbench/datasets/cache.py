@@ -59,8 +59,8 @@ def kept(file: Path, kind: str, make: Callable[[], Content], fault: Callable[[Pa
         raise _unreadable(file, kind, error) from error
     except SafetensorError as error:
         raise damaged(file, kind, str(error)) from error
-    except _Fault as found:
-        raise damaged(file, kind, str(found)) from None
+    except _Fault as fault_of_content:
+        raise damaged(file, kind, str(fault_of_content)) from None
 
 
 def forget() -> None:
@@ -134,7 +134,6 @@ class HashedImages(TensorImages):
     digest: str
 
     def content_hash(self) -> str:
-        """The digest ``TensorImages`` would compute."""
         return self.digest
 
 

@@ -120,9 +120,9 @@ _WHERE = frozenset({"download", "layout", "classnames", "names", "image", "label
 """Options that say where things are and what they are called, not which images there are."""
 
 
-def same_data(one: str, other: str) -> bool:
+def same_data(first: str, second: str) -> bool:
     """Whether two names are of the same images; options that only say where they are do not count."""
-    return images_of(one) == images_of(other)
+    return images_of(first) == images_of(second)
 
 
 def images_of(text: str) -> tuple[str, dict[str, str]]:

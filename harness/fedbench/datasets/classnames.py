@@ -3,118 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.files import read_bytes
-from fedbench.datasets.names import DatasetName, find
+from fedbench.datasets.sources import Asked, Files
 
-# A name of lowercase letters, spaces and hyphens stands for itself, so PACS, VLCS, CIFAR-10 and CINIC-10 need no rows.
-WORDS = {
-    # CIFAR-100
-    "aquarium_fish": "aquarium fish",
-    "lawn_mower": "lawn mower",
-    "maple_tree": "maple tree",
-    "oak_tree": "oak tree",
-    "palm_tree": "palm tree",
-    "pickup_truck": "pickup truck",
-    "pine_tree": "pine tree",
-    "sweet_pepper": "sweet pepper",
-    "willow_tree": "willow tree",
-    "cra": "crab",  # so spelt in the Hub's copy
-    # Fashion-MNIST, in torchvision's and the Hub's spelling
-    "T-shirt/top": "t-shirt",
-    "T - shirt / top": "t-shirt",
-    "Trouser": "trouser",
-    "Pullover": "pullover",
-    "Dress": "dress",
-    "Coat": "coat",
-    "Sandal": "sandal",
-    "Shirt": "shirt",
-    "Sneaker": "sneaker",
-    "Bag": "bag",
-    "Ankle boot": "ankle boot",
-    # Office-Caltech-10
-    "back_pack": "backpack",
-    "laptop_computer": "laptop computer",
-    # DomainNet, the ten classes used in federated learning
-    "ice_cream": "ice cream",
-    "wine_glass": "wine glass",
-    # VLCS, in Dassl's copy
-    "0_bird": "bird",
-    "1_car": "car",
-    "2_chair": "chair",
-    "3_dog": "dog",
-    "4_person": "person",
-    # Office-Home
-    "Alarm_Clock": "alarm clock",
-    "Backpack": "backpack",
-    "Batteries": "batteries",
-    "Bed": "bed",
-    "Bike": "bike",
-    "Bottle": "bottle",
-    "Bucket": "bucket",
-    "Calculator": "calculator",
-    "Calendar": "calendar",
-    "Candles": "candles",
-    "Chair": "chair",
-    "Clipboards": "clipboards",
-    "Computer": "computer",
-    "Couch": "couch",
-    "Curtains": "curtains",
-    "Desk_Lamp": "desk lamp",
-    "Drill": "drill",
-    "Eraser": "eraser",
-    "Exit_Sign": "exit sign",
-    "Fan": "fan",
-    "File_Cabinet": "file cabinet",
-    "Flipflops": "flip-flops",
-    "Flowers": "flowers",
-    "Folder": "folder",
-    "Fork": "fork",
-    "Glasses": "glasses",
-    "Hammer": "hammer",
-    "Helmet": "helmet",
-    "Kettle": "kettle",
-    "Keyboard": "keyboard",
-    "Knives": "knives",
-    "Lamp_Shade": "lamp shade",
-    "Laptop": "laptop",
-    "Marker": "marker",
-    "Monitor": "monitor",
-    "Mop": "mop",
-    "Mouse": "mouse",
-    "Mug": "mug",
-    "Notebook": "notebook",
-    "Oven": "oven",
-    "Pan": "pan",
-    "Paper_Clip": "paper clip",
-    "Pen": "pen",
-    "Pencil": "pencil",
-    "Postit_Notes": "post-it notes",
-    "Printer": "printer",
-    "Push_Pin": "push pin",
-    "Radio": "radio",
-    "Refrigerator": "refrigerator",
-    "Ruler": "ruler",
-    "Scissors": "scissors",
-    "Screwdriver": "screwdriver",
-    "Shelf": "shelf",
-    "Sink": "sink",
-    "Sneakers": "sneakers",
-    "Soda": "soda",
-    "Speaker": "speaker",
-    "Spoon": "spoon",
-    "TV": "TV",
-    "Table": "table",
-    "Telephone": "telephone",
-    "ToothBrush": "toothbrush",
-    "Toys": "toys",
-    "Trash_Can": "trash can",
-    "Webcam": "webcam",
-}
+log = logging.getLogger(__name__)
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR100 = tuple(
@@ -130,6 +28,41 @@ FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
+OFFICE_HOME = tuple(
+    """Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair Clipboards Computer
+    Couch Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet Flowers Folder Fork Glasses Hammer Helmet
+    Kettle Keyboard Knives Lamp_Shade Laptop Marker Monitor Mop Mouse Mug Notebook Oven Pan Paper_Clip Pen Pencil
+    Printer Push_Pin Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon Table
+    Telephone ToothBrush Toys Trash_Can Webcam""".split()  # noqa: SIM905
+)
+
+# A name of lowercase letters, spaces and hyphens stands for itself, so PACS, VLCS, CIFAR-10 and CINIC-10 need no words.
+_IN_LOWER_CASE = (
+    *(name for name in CIFAR100 if "_" in name),
+    *(name for name in FASHION if name != "T-shirt/top"),
+    *OFFICE_HOME,
+    "laptop_computer",  # Office-Caltech-10
+    *("ice_cream", "wine_glass"),  # DomainNet, the ten classes used in federated learning
+)
+WORDS = {name: name.lower().replace("_", " ") for name in _IN_LOWER_CASE} | {
+    "cra": "crab",  # so spelt in the Hub's copy of CIFAR-100
+    # Fashion-MNIST, in torchvision's and the Hub's spelling
+    "T-shirt/top": "t-shirt",
+    "T - shirt / top": "t-shirt",
+    "back_pack": "backpack",  # Office-Caltech-10
+    # VLCS, in Dassl's copy
+    "0_bird": "bird",
+    "1_car": "car",
+    "2_chair": "chair",
+    "3_dog": "dog",
+    "4_person": "person",
+    # Office-Home
+    "Flipflops": "flip-flops",
+    "Postit_Notes": "post-it notes",
+    "TV": "TV",
+}
+"""The words of names that do not stand for themselves."""
+
 LABEL_ORDERS = {
     "cifar10": CIFAR10,
     "cifar100": CIFAR100,
@@ -138,8 +71,6 @@ LABEL_ORDERS = {
 }
 """What the labels 0, 1, ... stand for in copies of well-known data sets that carry numbers only."""
 
-NAMED = (*LABEL_ORDERS, "imagenet")
-"""Data sets whose class names can be asked for."""
 CHOICES = {
     "domainnet-10": (
         *("bird", "feather", "headphones", "ice_cream", "teapot"),
@@ -165,31 +96,31 @@ def words_for(names: Sequence[str], where: str, own: Mapping[str, str] | None = 
     return tuple(own.get(name) or WORDS.get(name, name) for name in names)
 
 
-def label_order(known: str) -> tuple[str, ...]:
-    """The published class names of a data set in `NAMED`, in label order; ImageNet's are open_clip's."""
-    if known != "imagenet":
-        return LABEL_ORDERS[known]
+def label_order(data: str) -> tuple[str, ...]:
+    """The published class names of a well-known data set, in label order; ImageNet's are open_clip's."""
+    if data != "imagenet":
+        return LABEL_ORDERS[data]
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
 
     return tuple(IMAGENET_CLASSNAMES)
 
 
-def published_words(known: str, raw: Sequence[str], where: str) -> dict[str, str]:
+def published_words(data: str, raw: Sequence[str], where: str) -> dict[str, str]:
     """Words by raw name from ``?names=known``: raw names are labels, or all of ImageNet's folders n01440764, ...
 
     FedbenchError for others.
     """
-    order = label_order(known)
-    if known == "imagenet" and len(raw) == len(order) and all(_WNID.fullmatch(name) for name in raw):
+    order = label_order(data)
+    if data == "imagenet" and len(raw) == len(order) and all(_WNID.fullmatch(name) for name in raw):
         return dict(zip(sorted(raw), order, strict=True))
     if not all(name.isascii() and name.isdigit() and int(name) < len(order) for name in raw):
         raise FedbenchError(
-            f"{where}: option names={known!r} names the labels 0 to {len(order) - 1}"
-            f"{' or the 1,000 folders n01440764, ...' if known == 'imagenet' else ''}, but there are {raw[0]!r} and "
+            f"{where}: option names={data!r} names the labels 0 to {len(order) - 1}"
+            f"{' or the 1,000 folders n01440764, ...' if data == 'imagenet' else ''}, but there are {raw[0]!r} and "
             f"{len(raw) - 1} others; leave it out, or complete the data."
         )
     chosen = [order[int(name)] for name in raw]
-    return dict(zip(raw, chosen if known == "imagenet" else words_for(chosen, where), strict=True))
+    return dict(zip(raw, chosen if data == "imagenet" else words_for(chosen, where), strict=True))
 
 
 def chosen_classes(given: str, raw: Sequence[str], where: str) -> tuple[str, ...]:
@@ -254,17 +185,35 @@ def words_beside(folder: Path, names: Sequence[str]) -> dict[str, str] | None:
     return None
 
 
-def typed_words(parsed: DatasetName, data_dir: Path, names: Sequence[str]) -> dict[str, str] | None:
+def typed_words(asked: Asked[Files], names: Sequence[str]) -> dict[str, str] | None:
     """Words as the options ``names=KNOWN``, ``classnames=a,b,c`` or ``classnames=FILE`` give them; None without any."""
-    where = repr(parsed.location)
-    known, given = parsed.choice("names", NAMED), parsed.options.get("classnames")
-    if known is not None:
-        return published_words(known, names, where)
+    where = repr(asked.location)
+    published, given = asked.options.names, asked.options.classnames
+    if published is not None:
+        return published_words(published, names, where)
     if given is None:
         return None
     if "," in given:
         return listed_words(given.split(","), names, f"{where}: option classnames={given!r}")
-    return words_in(find(given, data_dir, "class names file"), names)
+    return words_in(asked.find(given, "class names file"), names)
+
+
+def class_words(
+    asked: Asked[Files], raw: Sequence[str], folder: Path | None, default: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """The words for each raw name: as typed, else from a file in ``folder``, else by ``default`` or the table.
+
+    Numbers have no words of their own: these need one of the first three.
+    """
+    own = typed_words(asked, raw)
+    if own is None and folder is not None:
+        own = words_beside(folder, raw)
+    if not own and default is not None:
+        log.info("%r: taking the published class names", asked.location)
+    words, where = own or default or {}, repr(asked.location)
+    if list(raw) == [str(number) for number in range(len(raw))]:
+        return words_of_numbers(raw, words, where, folder)
+    return words_for(raw, where, words)
 
 
 def words_of_numbers(names: Sequence[str], own: Mapping[str, str], where: str, folder: Path | None) -> tuple[str, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.method.base import NoParams
+from fedbench.core.method.base import NoParams, name_params
 from fedbench.core.method.hyper import declared, parse_value
 
 P = TypeVar("P")
@@ -31,15 +31,11 @@ class Plugin(Generic[P]):
     location: ClassVar[str | None] = None
     """The word for what follows the colon behind the name (``FILE``); None where nothing may follow."""
     Params: ClassVar[type] = NoParams
-    """A frozen dataclass of ``hyper(...)`` fields: the ``P`` that a class names after its base."""
+    """A frozen dataclass of ``hyper(...)`` fields, or `Options`: the ``P`` that a class names after its base."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for base in vars(cls).get("__orig_bases__", ()):
-            origin = get_origin(base)
-            [given] = get_args(base) if isinstance(origin, type) and issubclass(origin, Plugin) else [None]
-            if isinstance(given, type) and "Params" not in vars(cls):
-                cls.Params = given
+        name_params(cls, Plugin)
 
     def __init__(self, params: P) -> None:
         self.params = params
@@ -85,7 +81,7 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
         )
     if not cls.description():
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: no docstring; say in it what {name} is.")
-    lacking = [one for one in dir(cls) if getattr(getattr(cls, one, None), "__isabstractmethod__", False)]
+    lacking = [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
     if lacking:
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: no {' and no '.join(lacking)}; define it.")
     try:
@@ -119,13 +115,6 @@ def taken_apart(text: str) -> tuple[str, str | None, dict[str, str]]:
     return name, location if colon else None, options
 
 
-def whole_number(text: str, low: int, high: int) -> int | None:
-    """The whole number from ``low`` to ``high`` that an option's value stands for; None where it is none."""
-    # Python refuses to convert thousands of digits
-    is_number = text.isascii() and text.isdigit() and len(text) <= 20
-    return int(text) if is_number and low <= int(text) <= high else None
-
-
 def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str], text: str) -> tuple[AnyPlugin, str]:
     """The plug-in with ``options`` for its parameters, and its location. FedbenchError for what it does not take."""
     listing = f"See fedbench list {listed_as(cls.kind)}."
@@ -134,16 +123,22 @@ def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str],
         raise FedbenchError(f"{cls.kind} {text!r}: nothing can follow {where}; type {cls.name!r}. {listing}")
     if cls.location is not None and not location:
         raise FedbenchError(f"{cls.kind} {text!r} is incomplete: type {cls.usage()}. {listing}")
-    known = declared(cls.Params)
-    values = {}
     for option, value in options.items():
         if not cls.options():
             raise FedbenchError(f"{cls.kind} {cls.name!r} takes no options, got {f'{option}={value}'!r}. {listing}")
         if option not in cls.options():
             raise unknown_name(f"option of {cls.kind} {cls.name!r}", option, cls.options(), listing)
-        if option in known:
-            values[option] = parse_value(f"{cls.name}?{option}", known[option], value)
-    return cls(cls.Params(**values)), location or ""
+    own = declared(cls.Params)
+    return cls(_params(cls, {option: options[option] for option in options if option in own}, text)), location or ""
+
+
+def _params(cls: type[AnyPlugin], values: Mapping[str, str], text: str) -> Any:
+    if hasattr(cls.Params, "model_fields"):
+        from fedbench.kinds.options import read_options  # with pydantic
+
+        return read_options(cls.Params, values, f"{cls.kind} {text!r}")
+    known = declared(cls.Params)
+    return cls.Params(**{name: parse_value(f"{cls.name}?{name}", known[name], values[name]) for name in values})
 
 
 def listed_as(kind: str) -> str:

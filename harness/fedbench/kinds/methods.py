@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping, Set
 from functools import cache
 from typing import Any
@@ -17,11 +16,10 @@ from fedbench.core.method.hooks import STEPS, WRAPPABLE, HookSpecs, plugin_manag
 from fedbench.core.method.hyper import declared, parse_value
 from fedbench.core.method.notifications import NOTIFICATIONS, PROJECT, NotificationSpecs
 from fedbench.core.spec import OPTIMISER_KEYS, Training, no_bool
+from fedbench.kinds.base import LONGEST_NAME, NAME
 
 HOOK_NAMES = (*STEPS, *NOTIFICATIONS)
 _MARK = "fedbench_wrapper"
-LONGEST_NAME = 100
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SECTIONS = frozenset({"run", "scenario", "training", "backbone", "other-method"})
 """Heads of settings that are no method's: `--set scenario.clients=5`."""
 _WRAPS = "what is to call the rest of its stack is marked with @wrapper"
@@ -63,7 +61,7 @@ def _check_class(cls: Any, where: str) -> None:
 
 def check_name(name: object) -> None:
     """Raise FedbenchError for what can't be a method's name: it stands in stacks (a+b), settings, tags and files."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+    if not isinstance(name, str) or not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise FedbenchError(
             f"name={name!r} cannot be a method's name; use up to {LONGEST_NAME} letters (a-z), digits, hyphens and "
             "underscores, a letter or digit first."

@@ -187,26 +187,26 @@ def _candidates(kind: str, plugin_files: Iterable[Path]) -> dict[str, list[Regis
     every = [Registered(kind, point.name, point) for point in installed(kind)]
     every += [Registered(kind, name, file) for file in files for name in _of_file(file, kind)]
     every += [Registered(kind, name, cls) for (of, name), cls in _OWN.items() if of == kind]
-    known: dict[str, list[Registered]] = {}
-    for one in every:
-        alike = known.setdefault(one.name, [])
-        if kind == METHOD and isinstance(one.source, type):
-            alike[:] = [one]
-        elif _value(one) not in map(_value, alike):
-            alike.append(one)
-    return known
+    by_name: dict[str, list[Registered]] = {}
+    for plugin in every:
+        alike = by_name.setdefault(plugin.name, [])
+        if kind == METHOD and isinstance(plugin.source, type):
+            alike[:] = [plugin]
+        elif _value(plugin) not in map(_value, alike):
+            alike.append(plugin)
+    return by_name
 
 
-def _value(one: Registered) -> str:
-    return str(one.source) if isinstance(one.source, Path | type) else one.source.value
+def _value(plugin: Registered) -> str:
+    return str(plugin.source) if isinstance(plugin.source, Path | type) else plugin.source.value
 
 
-def _is_copy(of_file: Registered, one: Registered) -> bool:
-    """Whether ``of_file`` is from a plug-in file that is the module of the installed ``one``, or a copy of it."""
-    if not isinstance(of_file.source, Path) or isinstance(one.source, Path | type):
+def _is_copy(of_file: Registered, plugin: Registered) -> bool:
+    """Whether ``of_file`` is from a plug-in file that is the module of the installed ``plugin``, or a copy of it."""
+    if not isinstance(of_file.source, Path) or isinstance(plugin.source, Path | type):
         return False
     try:
-        spec = importlib.util.find_spec(one.source.module)
+        spec = importlib.util.find_spec(plugin.source.module)
         content = of_file.source.read_bytes()
         return spec is not None and spec.origin is not None and Path(spec.origin).read_bytes() == content
     except (ImportError, OSError):

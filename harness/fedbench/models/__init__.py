@@ -58,7 +58,7 @@ def image_network(
     ``std`` of each channel, ImageNet's by default.
     """
     from fedbench.models.cnn.backbone import CnnBackbone
-    from fedbench.models.transform import PixelTransform
+    from fedbench.models.inputs import PixelTransform
 
     transform = PixelTransform(mean, std, size, mode="squash", interpolation="bilinear")
     return CnnBackbone(name, module, feature_dim, transform)

@@ -12,8 +12,7 @@ from torch import Tensor
 from fedbench.core.errors import FedbenchError
 from fedbench.core.types import ForwardPass, LinearHead, Model, Outputs, Tensors
 from fedbench.models import load_backbone
-from fedbench.models.clip.backbone import ClipBackbone
-from fedbench.models.clip.full import full_clip_model
+from fedbench.models.clip.backbone import ClipBackbone, full_clip_model
 from fedbench.models.cnn.backbone import batch_norm_names, cnn_model
 from fedbench.models.cnn.pretrained import PretrainedNetwork
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.kinds.base import taken_apart, whole_number
-from fedbench.kinds.registry import build, find, parted, registered
+from fedbench.core.errors import FedbenchError
+from fedbench.kinds.registry import build, parted, registered
 
 if TYPE_CHECKING:
     from fedbench.kinds.kinds import AnyFamily
@@ -17,7 +16,7 @@ LIST_HINT = "See `fedbench list backbones`."
 
 @dataclass(frozen=True)
 class BackboneName:
-    """A parsed name. Options that a family doesn't take keep their defaults."""
+    """A parsed name, with the options of our families. Those that a family doesn't take have no effect."""
 
     text: str
     family: str
@@ -38,15 +37,6 @@ IMAGENET = "imagenet"
 """The value of ``weights`` that stands for torchvision's file."""
 FOLDERS = ("local-dir", "hf-hub")
 """Words in the place of an architecture, for a folder or a name of the hub with open_clip's own configuration."""
-_OURS = frozenset(
-    {
-        *("clip", "hf-clip", "lite0", "timm", "resnet8", "convnet", "fedavg-cnn", "alexnet", "vgg11", "resnet18"),
-        "resnet50",
-    }
-)
-"""Families whose names `parse_backbone` reads."""
-_NUMBERS = {"width": 64, "projector": 65536, "projector_layers": 2, "dense": 2, "bn": 1, "resize": 4096}
-_WORDS = {"stem": ("cifar", "imagenet")}
 
 
 def split_checkpoint(rest: str) -> tuple[str, str, str]:
@@ -92,54 +82,16 @@ def parse_backbone(name: str) -> BackboneName:
 
     A family registered by others has parameters of its own, which are no part of the answer.
     """
-    family, location, options = taken_apart(name)
-    rest = location or ""
-    known = cast("type[AnyFamily]", find("backbone", parted("backbone", name)[0], LIST_HINT))
-    if known.name not in _OURS:
-        build("backbone", name)
-        return BackboneName(name, known.name)
-    if family == "clip":
-        arch, sign, checkpoint = split_checkpoint(rest)
-        if not arch or (sign and not checkpoint):
-            raise FedbenchError(f"backbone {name!r} is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'.")
-        arch = arch.replace("/", "-")  # open_clip writes ViT-B-32 for the papers' ViT-B/32
-    elif family == "timm":
-        arch, _, checkpoint = split_checkpoint(rest)
-        if not arch or not checkpoint:
-            raise FedbenchError(f"backbone {name!r} is incomplete: write 'timm:ARCH@FILE'.")
-    elif family == "hf-clip":
-        arch, checkpoint = "", rest
-        if not rest:
-            raise FedbenchError(f"backbone {name!r} is incomplete: write 'hf-clip:NAME_OR_FOLDER'.")
-    else:
-        arch = checkpoint = ""
-        if location is not None or "@" in family:
-            raise FedbenchError(f"backbone {family!r} takes no architecture or checkpoint, got {name!r}. {LIST_HINT}")
-    allowed = known.options()
-    for option, value in options.items():
-        if not allowed:
-            raise FedbenchError(f"backbone {family!r} takes no options, got '{option}={value}'.")
-        if option not in allowed:
-            raise unknown_name(f"option of backbone {family!r}:", option, allowed, LIST_HINT)
-    values = {option: _value(family, option, value) for option, value in options.items()}
-    if "projector_layers" in values and "projector" not in values:
-        raise FedbenchError(f"backbone {name!r}: projector_layers needs a projector; add '&projector=WIDTH'.")
-    if "weights" in values and values.get("stem") == "cifar":
-        raise FedbenchError(
-            f"backbone {name!r}: weights of ImageNet are for its stem of 7x7 and stride 2, and stem=cifar has another; "
-            "leave one of them out (resize=224 enlarges small images)."
-        )
-    return BackboneName(name, family, arch, checkpoint, **values)
+    from fedbench.kinds.options import Options
 
-
-def _value(family: str, option: str, value: str) -> Any:
-    """A number of `_NUMBERS`, one of `_WORDS`, or any text."""
-    where = f"option {option}={value!r} of backbone {family!r}: expected"
-    if option in _WORDS and value not in _WORDS[option]:
-        raise FedbenchError(f"{where} one of {', '.join(_WORDS[option])}.")
-    if option not in _NUMBERS:
-        return value
-    number = whole_number(value, 1, _NUMBERS[option])
-    if number is None:
-        raise FedbenchError(f"{where} a whole number from 1 to {_NUMBERS[option]}.")
-    return number
+    family, location = build("backbone", name)
+    arch, sign, checkpoint = split_checkpoint(location)
+    if family.name == "clip" and (not arch or (sign and not checkpoint)):
+        raise FedbenchError(f"backbone {name!r} is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'.")
+    if family.name == "timm" and not checkpoint:
+        raise FedbenchError(f"backbone {name!r} is incomplete: write 'timm:ARCH@FILE'.")
+    if family.name not in ("clip", "timm"):
+        arch, checkpoint = "", location
+    options = family.params.model_dump() if isinstance(family.params, Options) else {}
+    # open_clip writes ViT-B-32 for the papers' ViT-B/32
+    return BackboneName(name, family.name, arch.replace("/", "-"), checkpoint, **options)

@@ -13,8 +13,8 @@ from fedbench.core.method.base import REQUIREMENTS, declares
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import NO_LINEAR_HEAD, Backbone, InputSource, Model
 from fedbench.kinds.registry import find_method
-from fedbench.models.capabilities import CAPABILITIES, lacking
 from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.clip.image_towers import CAPABILITIES, lacking
 from fedbench.models.names import is_dual_encoder, is_pretrained
 
 GRANTED_SERVER_DATA = {"server_data": "unlabelled", "server_labels": "labelled"}

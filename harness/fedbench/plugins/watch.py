@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.errors import MethodFault
-from fedbench.core.federation import Federation, Split, Subset, TensorImages
+from fedbench.core.federation import Federation, Shards, Split, Subset, TensorImages
 from fedbench.core.method.hooks import STEPS
 from fedbench.core.method.tasks import (
     AggregationTask,
@@ -30,7 +30,6 @@ from fedbench.core.method.tasks import (
     ServerData,
     StartTask,
 )
-from fedbench.core.partition import Shards
 from fedbench.core.types import LabelledBatch, Model, UnlabelledBatch, Update
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.cnn.backbone import CnnBackbone

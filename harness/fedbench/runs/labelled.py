@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import Unworkable
-from fedbench.core.federation import Federation, Split
+from fedbench.core.federation import Federation, Shards, Split
 from fedbench.core.method.answers import require_labels
 from fedbench.core.method.tasks import LabelledSamples, LabelTask, ModelSetup
-from fedbench.core.partition import Shards
 from fedbench.core.types import FrozenEncoder, InputSource
 from fedbench.plugins.assembly import Assembly
 from fedbench.plugins.withheld import Withheld

@@ -21,8 +21,7 @@ from fedbench.core.types import FrozenEncoder, InputSource, Model
 from fedbench.datasets import load_dataset, takes_image_size
 from fedbench.kinds.registry import find_method, plugins_everywhere
 from fedbench.models import image_size_of, load_backbone
-from fedbench.models.feature_cache import encode
-from fedbench.models.inputs import FeatureInputs, ImageInputs, ImagesOnDevice, UncachedFeatures
+from fedbench.models.inputs import FeatureInputs, ImageInputs, ImagesOnDevice, UncachedFeatures, encode
 from fedbench.plugins.assembly import Assembly, assemble
 from fedbench.plugins.requirements import (
     GRANTED_SERVER_DATA,
@@ -44,9 +43,9 @@ from fedbench.runs.labelled import labelled
 from fedbench.runs.unseen import Renamed, renamed_model
 from fedbench.runs.untouched import Untouched
 from fedbench.scenarios import build_federation
+from fedbench.scenarios.build import partition_digest
 from fedbench.scenarios.labels import as_clients_see_it
 from fedbench.scenarios.participation import cohort
-from fedbench.scenarios.partitions.named import partition_digest
 from fedbench.toolkit.fedavg import NEEDS_LABELS, FedAvg
 
 if TYPE_CHECKING:

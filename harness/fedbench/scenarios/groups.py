@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedbench.core.scenario import GroupRule
-from fedbench.scenarios.partitions.rounding import IntArray, floor
+from fedbench.scenarios.partitions.parts import IntArray, floor
 
 Groups = dict[str, tuple[int, ...]]
 HEAD_PERCENT, MID_PERCENT = 75, 95

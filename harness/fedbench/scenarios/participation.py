@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedbench.core.randomness import numpy_generator
 from fedbench.core.scenario import Scenario
-from fedbench.scenarios.partitions.rounding import floor
+from fedbench.scenarios.partitions.parts import floor
 
 
 @dataclass(frozen=True)

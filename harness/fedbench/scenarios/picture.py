@@ -23,9 +23,8 @@ from scipy.spatial.distance import jensenshannon
 from scipy.special import entr
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.federation import Federation
-from fedbench.core.partition import ClientShard
-from fedbench.scenarios.partitions.rounding import IntArray
+from fedbench.core.federation import ClientShard, Federation
+from fedbench.scenarios.partitions.parts import IntArray
 
 Floats = NDArray[np.float64]
 

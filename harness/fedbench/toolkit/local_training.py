@@ -14,7 +14,7 @@ from fedbench.core.method.answers import require_gradients, require_loss
 from fedbench.core.method.tasks import ClientTask, LocalStep
 from fedbench.core.spec import Training
 from fedbench.core.types import Batch, LabelledBatch, Model, StepGradients, Tensors, UnlabelledBatch, Update
-from fedbench.scenarios.partitions.rounding import floor
+from fedbench.scenarios.partitions.parts import floor
 
 
 def batch_table(num_examples: int, epochs: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:

@@ -17,8 +17,7 @@ from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.records import FAULT_COUNTS
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.kinds import MetricTask
-from fedbench.models.feature_cache import encode
-from fedbench.models.inputs import FeatureInputs, UncachedFeatures
+from fedbench.models.inputs import FeatureInputs, UncachedFeatures, encode
 from fedbench.plugins.provenance import versions
 from fedbench.plugins.run_code import Codes
 from fedbench.rounds.further import measured

@@ -20,7 +20,7 @@ from pandas.api.types import is_integer_dtype, is_numeric_dtype
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import csv_text, read_bytes, replacing
 from fedbench.core.wording import MEGA
-from fedbench.scenarios.partitions.rounding import IntArray
+from fedbench.scenarios.partitions.parts import IntArray
 from fedbench.scenarios.picture import divergences, effective_classes
 from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard.own_models import with_global_models

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.spec import BUDGET
-from fedbench.scenarios.summary import scenario_summary
+from fedbench.scenarios.presets import scenario_summary
 from fedbench.suites.suite import suite_names
 from fedbench.tracking.databases import shown
 from fedbench.tracking.read import REQUESTS, Reader, open_reader

@@ -13,7 +13,6 @@ import torch
 from open_clip.model import CLIP
 from safetensors.torch import save_file
 
-from fedbench.models.clip.tokens import FoldedTokenizer, grammar_ids
 from fedbench_embedded.images import CLASSNAMES, GENERATOR_VERSION, TEN_CLASSES, Sampling, generate
 from fedbench_embedded.images.captions import MISNAMED, vocabulary
 from fedbench_embedded.pretrain import gate
@@ -22,6 +21,7 @@ from fedbench_embedded.pretrain.corpus import render_corpus
 from fedbench_embedded.pretrain.recipe import DEFAULT, SMOKE, Recipe
 from fedbench_embedded.pretrain.student import build, distil_student, refine_student, student_config
 from fedbench_embedded.pretrain.teacher import build_teacher, train_teacher
+from fedbench_embedded.tokens import FoldedTokenizer, grammar_ids
 
 __all__ = ["DEFAULT", "SMOKE", "Recipe", "pretrain"]
 

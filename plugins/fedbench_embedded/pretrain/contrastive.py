@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from open_clip.model import CLIP
 from torch import Tensor, nn
 
-from fedbench.models.clip.tokens import FoldedTokenizer
 from fedbench_embedded.images import Rendered
 from fedbench_embedded.pretrain.augment import augment
 from fedbench_embedded.pretrain.corpus import batches
 from fedbench_embedded.pretrain.recipe import Recipe, Stage
+from fedbench_embedded.tokens import FoldedTokenizer
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbench.core.main_program import without_main
-from fedbench.models.clip.tokens import FoldedTokenizer
 from fedbench_embedded.images import CLASSNAMES, Attributes, Rendered, Sampling, generate
 from fedbench_embedded.images.captions import captions
 from fedbench_embedded.pretrain.recipe import Recipe, Stage
+from fedbench_embedded.tokens import FoldedTokenizer
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from fedbench.models.clip.tokens import FoldedTokenizer
 from fedbench_embedded.images import (
     CLASSNAMES,
     DOMAINS,
@@ -28,6 +27,7 @@ from fedbench_embedded.images.captions import MISNAMED, with_article
 from fedbench_embedded.pretrain.augment import normalise
 from fedbench_embedded.pretrain.recipe import GateSizes
 from fedbench_embedded.pretrain.student import build
+from fedbench_embedded.tokens import FoldedTokenizer
 
 NAME = "embedded"
 # Logistic regression on unit features: this scale makes C = 1 a mild penalty.

@@ -9,11 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.core.federation import Federation
+from fedbench.core.federation import Federation, Shards
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.method.hyper import hyper
 from fedbench.core.method.tasks import ModelSetup
-from fedbench.core.partition import Shards
 from fedbench.core.randomness import torch_generator
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import LinearHead, Model, Outputs

@@ -13,7 +13,7 @@ import fedbench
 from fedbench.core.federation import Dataset, Split, TensorImages
 from fedbench.core.spec import RunSpec, Training
 from fedbench.models.cnn.backbone import CnnBackbone
-from fedbench.models.transform import PixelTransform
+from fedbench.models.inputs import PixelTransform
 from fedbench.rounds.executors import ExecutorName
 from fedbench.rounds.loop import evaluate, start, train_round
 from fedbench.rounds.run import Run

@@ -34,7 +34,6 @@ REQUIREMENTS = {
 """Requirements that a method may have of a run, in words for users. `fedbench.plugins.requirements` refuses runs that
 miss one."""
 
-
 ROLES = {
     "learner": "what is trained around the backbone",
     "personalisation": "gives every client a model of its own",
@@ -50,6 +49,16 @@ ROLES = {
 @dataclass(frozen=True, kw_only=True)
 class NoParams:
     """The hyper-parameters of a method that has none beyond the run's budget and optimiser."""
+
+
+def name_params(cls: Any, generic: type) -> None:
+    """Set the ``Params`` of ``cls``, which derives from ``generic[P]``, to the ``P`` that it names, unless it has its
+    own."""
+    for base in vars(cls).get("__orig_bases__", ()):
+        origin = get_origin(base)
+        [given] = get_args(base) if isinstance(origin, type) and issubclass(origin, generic) else [None]
+        if isinstance(given, type) and "Params" not in vars(cls):
+            cls.Params = given
 
 
 class Method(Generic[P]):
@@ -98,11 +107,7 @@ class Method(Generic[P]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for base in vars(cls).get("__orig_bases__", ()):
-            origin = get_origin(base)
-            [given] = get_args(base) if isinstance(origin, type) and issubclass(origin, Method) else [None]
-            if isinstance(given, type) and "Params" not in vars(cls):
-                cls.Params = given
+        name_params(cls, Method)
 
     def __init__(self, params: P) -> None:
         self.params = params

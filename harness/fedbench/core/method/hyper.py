@@ -127,7 +127,7 @@ class Declared:
 
 
 def declared(params: type) -> dict[str, Declared]:
-    """All hyper-parameters of a ``Params`` class by name, in the order of the class.
+    """All hyper-parameters of a ``Params`` class by name, in the order of the class; of a model of pydantic its fields.
 
     Raises FedbenchError for what is no frozen dataclass, and for a field that was not made by ``hyper``.
     """
@@ -139,6 +139,8 @@ def declared(params: type) -> dict[str, Declared]:
 @lru_cache(maxsize=256)
 def _declared(params: type) -> dict[str, Declared]:
     """Uncached in `declared`: a suite asks for every row, setting and seed, so each class is read once."""
+    if hasattr(params, "model_fields"):
+        return {name: _of_field(name, field) for name, field in params.model_fields.items()}
     # what `hyper` made is replaced by its default where the class is made a dataclass
     left = [name for name, value in vars(params).items() if isinstance(value, dataclasses.Field)]
     if left or not dataclasses.is_dataclass(params) or not _is_frozen(params):
@@ -163,6 +165,15 @@ def _declared(params: type) -> dict[str, Declared]:
         f.name: Declared(f.name, types[f.name], f.default, _with_choices(f.metadata["hyper"], types[f.name], f.default))
         for f in dataclasses.fields(params)
     }
+
+
+def _of_field(name: str, field: Any) -> Declared:
+    """The declaration of a field of a pydantic model; of what may be None that of the rest."""
+    low, high = (next((getattr(m, end) for m in field.metadata if hasattr(m, end)), None) for end in ("ge", "le"))
+    kinds = [kind for kind in typing.get_args(field.annotation) if kind is not type(None)]
+    kind = kinds[0] if field.default is None else field.annotation
+    choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else None
+    return Declared(name, kind, field.default, Hyper("option", field.description, low, high, choices=choices))
 
 
 def _with_choices(hyper: Hyper, kind: Any, default: Any) -> Hyper:

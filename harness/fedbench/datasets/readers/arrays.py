@@ -28,7 +28,7 @@ from fedbench.core.federation import Dataset, Split, TensorImages
 from fedbench.core.files import read_bytes
 from fedbench.datasets.classnames import words_for
 from fedbench.datasets.content import dataset
-from fedbench.datasets.names import DatasetName, find
+from fedbench.datasets.sources import Asked, Downloaded
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 """Debian's package ``dataset-fashion-mnist`` puts its four archives here."""
@@ -42,15 +42,15 @@ Samples = tuple[list[Any], list[int], list[str]]
 """Images, labels and writers, sample by sample."""
 
 
-def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def load(asked: Asked[Any]) -> Dataset:
     """The data set called by its scheme, both splits in memory."""
-    return _of_leaf(parsed, data_dir) if parsed.scheme == "leaf" else _of_torchvision(parsed, data_dir)
+    return _of_torchvision(asked, asked.options.download) if isinstance(asked.options, Downloaded) else _of_leaf(asked)
 
 
 # --- torchvision's files
 
 
-def _of_torchvision(parsed: DatasetName, data_dir: Path) -> Dataset:
+def _of_torchvision(asked: Asked[Any], download: bool) -> Dataset:
     from torchvision import datasets as torchvision_datasets
 
     of_scheme = {
@@ -58,16 +58,15 @@ def _of_torchvision(parsed: DatasetName, data_dir: Path) -> Dataset:
         "cifar100": torchvision_datasets.CIFAR100,
         "fashion-mnist": torchvision_datasets.FashionMNIST,
     }
-    kind = of_scheme[parsed.scheme]
-    download = parsed.choice("download", ("true", "false")) == "true"
-    folder = data_dir / (kind.__name__ if parsed.scheme == "fashion-mnist" else kind.base_folder)
-    if parsed.scheme == "fashion-mnist" and not download and not folder.is_dir() and DEBIAN.is_dir():
+    kind = of_scheme[asked.scheme]
+    folder = asked.data_dir / (kind.__name__ if asked.scheme == "fashion-mnist" else kind.base_folder)
+    if asked.scheme == "fashion-mnist" and not download and not folder.is_dir() and DEBIAN.is_dir():
         with tempfile.TemporaryDirectory() as unpacked:
             _unpack(kind, Path(unpacked, kind.__name__, "raw"))
-            return _read(parsed, kind, Path(unpacked), DEBIAN, download=False)
+            return _read(asked, kind, Path(unpacked), DEBIAN, download=False)
     if not download:
-        _check_files(parsed.scheme, kind, folder)
-    return _read(parsed, kind, data_dir, folder, download=download)
+        _check_files(asked.scheme, kind, folder)
+    return _read(asked, kind, asked.data_dir, folder, download=download)
 
 
 def _unpack(kind: Any, raw: Path) -> None:
@@ -83,17 +82,17 @@ def _unpack(kind: Any, raw: Path) -> None:
             ) from error
 
 
-def _read(parsed: DatasetName, kind: Any, data_dir: Path, folder: Path, *, download: bool) -> Dataset:
+def _read(asked: Asked[Any], kind: Any, data_dir: Path, folder: Path, *, download: bool) -> Dataset:
     try:
         train, test = (kind(str(data_dir), train=is_train, download=download) for is_train in (True, False))
     # torchvision raises RuntimeError for files that are missing or fail their checksum and OSError (URLError) for
     # downloads, but its reader of Fashion-MNIST's files nearly anything where they are damaged.
     except Exception as error:
         reason = str(error) or "a file is cut short"
-        todo = "check the network, or copy the files there" if download else f"delete it and {_todo(parsed.scheme)}"
-        raise FedbenchError(f"{parsed.scheme} can't be read from {str(folder)!r} ({reason}); {todo}.") from error
+        todo = "check the network, or copy the files there" if download else f"delete it and {_todo(asked.scheme)}"
+        raise FedbenchError(f"{asked.scheme} can't be read from {str(folder)!r} ({reason}); {todo}.") from error
     return dataset(
-        parsed.text, words_for(train.classes, str(folder)), _torchvision_split(train), _torchvision_split(test)
+        asked.text, words_for(train.classes, str(folder)), _torchvision_split(train), _torchvision_split(test)
     )
 
 
@@ -138,12 +137,12 @@ def _torchvision_split(source: Any) -> Split:
 # --- LEAF
 
 
-def _of_leaf(parsed: DatasetName, data_dir: Path) -> Dataset:
+def _of_leaf(asked: Asked[Any]) -> Dataset:
     """The writers' samples; test samples of writers who have no training sample count as anybody's."""
-    folder = find(parsed.location, data_dir, "LEAF folder")
+    folder = asked.find(asked.location, "LEAF folder")
     train, test = (_leaf_samples(folder, split) for split in ("train", "test"))
     names = tuple(sorted({*train[2], *test[2]}))
-    return dataset(parsed.text, CLASSES, _leaf_split(train, names), _leaf_split(test, names), client_names=names)
+    return dataset(asked.text, CLASSES, _leaf_split(train, names), _leaf_split(test, names), client_names=names)
 
 
 def _leaf_samples(folder: Path, split: str) -> Samples:
@@ -183,6 +182,6 @@ def _leaf_split(samples: Samples, names: tuple[str, ...]) -> Split:
     if not bool(((grey >= 0) & (grey <= 1)).all()):
         raise FedbenchError("an image of LEAF's FEMNIST has pixels outside 0 to 1; get the data again.")
     pixels = torch.from_numpy(np.round(255 * grey).astype(np.uint8)).reshape(-1, 1, SIDE, SIDE)
-    place = {name: number for number, name in enumerate(names)}
-    clients = torch.tensor([place[writer] for writer in writers], dtype=torch.int64)
+    number_of = {name: number for number, name in enumerate(names)}
+    clients = torch.tensor([number_of[writer] for writer in writers], dtype=torch.int64)
     return Split(TensorImages(pixels.repeat(1, 3, 1, 1)), torch.tensor(labels, dtype=torch.int64), clients=clients)

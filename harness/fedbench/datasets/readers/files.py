@@ -26,7 +26,6 @@ class Folder:
     """All files, sorted; hidden ones left out."""
 
     def read(self, name: str) -> bytes:
-        """The file's bytes."""
         try:
             return read_bytes(self.root / name)
         except OSError as error:
@@ -59,7 +58,6 @@ class TarArchive:
         return tuple(sorted(self.members))
 
     def read(self, name: str) -> bytes:
-        """The member's bytes."""
         offset, length = self.members[name]
         try:
             with opened(self.root) as archive:
@@ -85,7 +83,7 @@ FileTree = Folder | TarArchive
 
 @dataclass(frozen=True)
 class TreeImages:
-    """Some files of a tree as encoded images, see `fedbench.datasets.images.EncodedImages`."""
+    """Some files of a tree as encoded images, see `fedbench.datasets.content.EncodedImages`."""
 
     tree: FileTree
     chosen: Sequence[str]
@@ -94,19 +92,15 @@ class TreeImages:
         return len(self.chosen)
 
     def name(self, index: int) -> str:
-        """The path, starting with the tree's root."""
         return f"{self.tree.root}/{self.chosen[index]}"
 
     def read(self, index: int) -> bytes:
-        """The bytes of the image's file."""
         return self.tree.read(self.chosen[index])
 
     def stamp(self) -> str:
-        """Changes whenever a chosen file does."""
         return self.tree.stamp(self.chosen)
 
     def remedy(self) -> str:
-        """What to do about a file that changed without its stamp, or while it was used."""
         return "where that was meant, run again, else bring the file back"
 
 

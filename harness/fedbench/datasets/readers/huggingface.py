@@ -29,17 +29,9 @@ from fedbench.core.errors import FedbenchError, NotHere, unknown_name
 from fedbench.core.federation import Dataset
 from fedbench.core.files import read_bytes, regular
 from fedbench.datasets.cache import read_json, write_json
-from fedbench.datasets.classnames import (
-    LABEL_ORDERS,
-    NAMED,
-    label_order,
-    typed_words,
-    words_beside,
-    words_for,
-    words_of_numbers,
-)
+from fedbench.datasets.classnames import LABEL_ORDERS, class_words, label_order, words_for
 from fedbench.datasets.content import MOST_CLASSES, SPLITS, dataset_of, numbered
-from fedbench.datasets.names import DatasetName, find
+from fedbench.datasets.sources import Asked, TableOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,59 +43,60 @@ PROBE_SECONDS = 10
 """How long the Hub may take to say whether it knows a data set."""
 
 
-def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def load(asked: Asked[TableOptions]) -> Dataset:
     """The data set's train and test splits."""
-    folder, copy = _local(parsed.location, data_dir), cache_dir / "huggingface"
-    whole = _load_splits(parsed, folder, copy)
-    train = _choose_split(parsed, whole, "train", ("train",))
+    folder, copy = _local(asked), asked.cache_dir / "huggingface"
+    whole = _load_splits(asked, folder, copy)
+    train = _choose_split(asked, whole, "train", ("train",))
     assert train is not None, "there is always a split to train on"
-    test = _choose_split(parsed, whole, "test", [name for name in TESTS if name != train])
+    test = _choose_split(asked, whole, "test", [name for name in TESTS if name != train])
     names = dict(zip(SPLITS, (train, test), strict=True))
     chosen = {role: whole[name] for role, name in names.items() if name is not None}
-    columns = _choose_columns(parsed, chosen["train"].features)
-    table = _table(parsed, names, chosen, columns)
-    _check_copy(cache_dir, list(chosen.values()), columns, table)
+    columns = _choose_columns(asked, chosen["train"].features)
+    table = _table(asked, names, chosen, columns)
+    _check_copy(asked.cache_dir, list(chosen.values()), columns, table)
     raw = [str(name) for name in table["label"].cat.categories]
-    classnames = _classnames(parsed, data_dir, folder, raw)
+    classnames = _classnames(asked, folder, raw)
     from huggingface_hub.constants import HF_HUB_CACHE
 
     roots = [Path(os.path.realpath(root)) for root in (folder, copy, HF_HUB_CACHE) if root]
 
     def images(part: pd.DataFrame) -> ImageColumn:
         role = part["split"].iloc[0]
-        return _images_of(chosen[role], f"{parsed.location}: {names[role]}", columns["image"], roots)
+        return _images_of(chosen[role], f"{asked.location}: {names[role]}", columns["image"], roots)
 
-    return dataset_of(table, images, classnames, parsed, cache_dir)
+    return dataset_of(table, images, classnames, asked)
 
 
-def _local(location: str, data_dir: Path) -> Path | None:
-    """The folder meant by ``location``; None where it can only be a name on the Hub."""
+def _local(asked: Asked[TableOptions]) -> Path | None:
+    """The folder that is meant; None where it can only be a name on the Hub."""
+    location = asked.location
     is_path = location.startswith((".", "/", "~")) or location.count("/") > 1
-    if not is_path and not Path(location).exists() and not (data_dir / location).exists():
+    if not is_path and not Path(location).exists() and not (asked.data_dir / location).exists():
         return None
-    folder = find(location, data_dir, "data set folder")
+    folder = asked.find(location, "data set folder")
     if not folder.is_dir():
         raise FedbenchError(f"{str(folder)!r} is not a folder; name the folder that holds the parquet files.")
     return folder
 
 
-def _choose_split(parsed: DatasetName, splits: Mapping[str, Any], role: str, names: Sequence[str]) -> str | None:
+def _choose_split(asked: Asked[TableOptions], splits: Mapping[str, Any], role: str, names: Sequence[str]) -> str | None:
     known = ", ".join(splits)
-    wanted = parsed.options.get(role)
+    wanted: str | None = getattr(asked.options, role)
     if wanted is not None:
         if wanted not in splits:
-            raise FedbenchError(f"{parsed.location!r} has no split {wanted!r}; type ?{role}=NAME with one of {known}.")
+            raise FedbenchError(f"{asked.location!r} has no split {wanted!r}; type ?{role}=NAME with one of {known}.")
         return wanted
     matches = [name for name in names if name in splits][:1]
     if role == "train" and not matches:
         if len(splits) > 1:
-            raise FedbenchError(f"{parsed.location!r} has no split 'train'; type ?train=NAME with one of {known}.")
+            raise FedbenchError(f"{asked.location!r} has no split 'train'; type ?train=NAME with one of {known}.")
         matches = list(splits)
     return matches[0] if matches else None
 
 
 def _table(
-    parsed: DatasetName, names: Mapping[str, str | None], chosen: Mapping[str, Any], columns: Mapping[str, str]
+    asked: Asked[TableOptions], names: Mapping[str, str | None], chosen: Mapping[str, Any], columns: Mapping[str, str]
 ) -> pd.DataFrame:
     """Split, label, domain and client of every sample of the splits ``chosen``; ``names`` is what they are called."""
     import pandas as pd  # takes half a second
@@ -117,12 +110,12 @@ def _table(
                 continue
             if column not in split.features:
                 raise FedbenchError(
-                    f"{parsed.location!r}: split {names[role]!r} has no column {column!r}; choose another split."
+                    f"{asked.location!r}: split {names[role]!r} has no column {column!r}; choose another split."
                 )
             cells[option] = _cells(split, column)
             if not cells[option] or None in cells[option]:
                 raise FedbenchError(
-                    f"{parsed.location!r}: column {column!r} of split {names[role]!r} has empty cells; choose another."
+                    f"{asked.location!r}: column {column!r} of split {names[role]!r} has empty cells; choose another."
                 )
         _cells(split, columns["image"], read=False)
         parts.append(pd.DataFrame(cells, dtype=object))
@@ -130,7 +123,7 @@ def _table(
     features = chosen["train"].features
     for option in table.columns.drop("split"):
         column = columns[option]
-        table[option] = _categories(f"{parsed.location!r}: column {column!r}", features[column], table[option], option)
+        table[option] = _categories(f"{asked.location!r}: column {column!r}", features[column], table[option], option)
     return table
 
 
@@ -186,44 +179,35 @@ def _files(split: Any) -> list[str]:
     return [file["filename"] for file in split.cache_files]
 
 
-def _classnames(parsed: DatasetName, data_dir: Path, folder: Path | None, raw: Sequence[str]) -> tuple[str, ...]:
-    where = repr(parsed.location)
+def _classnames(asked: Asked[TableOptions], folder: Path | None, raw: Sequence[str]) -> tuple[str, ...]:
     if list(raw) != [str(number) for number in range(len(raw))]:
-        own = typed_words(parsed, data_dir, raw)
-        return words_for(raw, where, words_beside(folder, raw) if own is None and folder is not None else own)
-    known = parsed.choice("names", NAMED)
-    if known is not None:
+        return class_words(asked, raw, folder)
+    if asked.options.names is not None:
         # a copy may lack the last classes; the class list is that of the data set all the same
-        raw = [str(number) for number in range(max(len(raw), len(label_order(known))))]
-    own = typed_words(parsed, data_dir, raw)
-    if own is None and folder is not None:
-        own = words_beside(folder, raw)
-    called = (folder or Path(parsed.location)).resolve().name.lower().replace("_", "-")
+        raw = [str(number) for number in range(max(len(raw), len(label_order(asked.options.names))))]
+    called = (folder or Path(asked.location)).resolve().name.lower().replace("_", "-")
     order = LABEL_ORDERS.get(called, ())
-    if own is None and len(order) == len(raw):
-        log.info("%s: labels are numbers; taking the published class names of %s", where, called)
-        return words_for(order, where)
-    return words_of_numbers(raw, own or {}, where, folder)
+    published = dict(zip(raw, words_for(order, called), strict=True)) if len(order) == len(raw) else None
+    return class_words(asked, raw, folder, published)
 
 
 # --- columns
-
 
 _FITTING = {"label": ("classes", "strings", "numbers"), "domain": ("classes", "strings"), "image": ("image",)}
 _FITTING["client"] = _FITTING["label"]
 
 
-def _choose_columns(parsed: DatasetName, features: Mapping[str, Any]) -> dict[str, str]:
+def _choose_columns(asked: Asked[TableOptions], features: Mapping[str, Any]) -> dict[str, str]:
     """The columns by option: those that are named; image and label are otherwise the only columns of their type."""
     kinds = {name: _kind(feature) for name, feature in features.items()}
-    chosen = {option: parsed.options[option] for option in _FITTING if option in parsed.options}
+    chosen = {option: column for option in _FITTING if (column := getattr(asked.options, option)) is not None}
     for option, column in chosen.items():
         if column not in features:
-            raise unknown_name(f"column of {parsed.location!r}", column, features)
+            raise unknown_name(f"column of {asked.location!r}", column, features)
         if kinds[column] not in _FITTING[option]:
             holds = "images" if option == "image" else "class labels and no strings"
             raise FedbenchError(
-                f"{parsed.location!r}: column {column!r} holds no {holds}; type ?{option}=COLUMN with another."
+                f"{asked.location!r}: column {column!r} holds no {holds}; type ?{option}=COLUMN with another."
             )
     free = {name: kind for name, kind in kinds.items() if name not in chosen.values()}
     # parquet written by other tools carries plain integers
@@ -236,7 +220,7 @@ def _choose_columns(parsed: DatasetName, features: Mapping[str, Any]) -> dict[st
                     f"several {option} columns ({', '.join(fitting)})" if fitting else f"no {option} column by its type"
                 )
                 raise FedbenchError(
-                    f"{parsed.location!r} has {several}; choose with ?{option}=COLUMN, one of "
+                    f"{asked.location!r} has {several}; choose with ?{option}=COLUMN, one of "
                     f"{', '.join(fitting or features)}."
                 )
             chosen[option] = fitting[0]
@@ -276,11 +260,9 @@ class ImageColumn:
         return len(self.contents)
 
     def name(self, index: int) -> str:
-        """The split and the row."""
         return f"{self.where}, row {index}"
 
     def read(self, index: int) -> bytes:
-        """The bytes of the image's file."""
         data: bytes | None = self.contents[index].as_py()
         if data is not None:
             return data
@@ -303,7 +285,6 @@ class ImageColumn:
         return " ".join([self.where, *self.files, *times])
 
     def remedy(self) -> str:
-        """The library's copy can be made again."""
         return _remedy(self.files)
 
 
@@ -330,35 +311,35 @@ def _images_of(split: Any, where: str, column: str, roots: Sequence[Path]) -> Im
 # --- the library
 
 
-def _load_splits(parsed: DatasetName, folder: Path | None, cache: Path) -> Mapping[str, Any]:
+def _load_splits(asked: Asked[TableOptions], folder: Path | None, cache: Path) -> Mapping[str, Any]:
     """``datasets.load_dataset``, with its many errors in one sentence."""
     import datasets
 
-    config = parsed.options.get("config")
+    config = asked.options.config
     # In memory there would be no Arrow files to tell by whether the data have changed.
     arguments = {"name": config, "cache_dir": str(cache), "keep_in_memory": False}
     # On damaged files the library raises nearly anything: its own errors, pyarrow's, and those of its own mistakes.
     problems = Exception
-    for place in filter(None, (folder, cache)):
-        _refuse_irregular(place)
+    for location in filter(None, (folder, cache)):
+        _refuse_irregular(location)
     with _quiet(datasets):
         if folder is not None:
             try:
                 return dict(datasets.load_dataset(str(folder), **arguments))
             except problems as error:
                 raise _unreadable_folder(folder, cache, error) from error
-        reached = _reach_hub(parsed.location)
+        reached = _reach_hub(asked.location)
         try:
             with _offline(datasets) if reached is not None else _quiet(datasets):
-                return dict(datasets.load_dataset(parsed.location, **arguments))
+                return dict(datasets.load_dataset(asked.location, **arguments))
         except problems as error:
             if reached is not None:
                 raise NotHere(
-                    f"the Hugging Face Hub can't be reached ({reached}), no earlier download of {parsed.location!r} is "
+                    f"the Hugging Face Hub can't be reached ({reached}), no earlier download of {asked.location!r} is "
                     f"in {str(cache)!r}, and no folder of that name exists; check the network or the path."
                 ) from error
             raise FedbenchError(
-                f"the Hub's data set {parsed.location!r} can't be loaded ({_first_line(error)}); check its name"
+                f"the Hub's data set {asked.location!r} can't be loaded ({_first_line(error)}); check its name"
                 f"{'' if config else ', add ?config=NAME if it has several configurations,'} and the network."
             ) from error
 

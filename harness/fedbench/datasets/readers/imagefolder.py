@@ -28,9 +28,9 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.datasets.classnames import chosen_classes, read_words, typed_words, words_for
 from fedbench.datasets.content import dataset_of, numbered
-from fedbench.datasets.names import DatasetName, find
 from fedbench.datasets.readers.files import IMAGE_SUFFIXES, FileTree, TreeImages, open_tree
 from fedbench.datasets.readers.listed import csv_table
+from fedbench.datasets.sources import Asked, FolderOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,28 +44,28 @@ UNLABELLED = {"images"}
 LAYOUTS = "domain/class/image, train/class/image and test/class/image, or domain/train/class/image and so on"
 
 
-def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def load(asked: Asked[FolderOptions]) -> Dataset:
     """The images of the folder or archive, each split sorted by domain, class, and file name."""
-    tree = open_tree(find(parsed.location, data_dir, "image folder"))
-    top, table = _table(tree, parsed.choice("layout", ("domain", "split")))
+    tree = open_tree(asked.find(asked.location, "image folder"))
+    top, table = _table(tree, asked.options.layout)
     if not table["domain"].any():
         table = _annotated(tree, top, table)
-    if "classes" in parsed.options:
-        wanted = chosen_classes(parsed.options["classes"], sorted(set(table["label"])), str(tree.root))
+    if asked.options.classes is not None:
+        wanted = chosen_classes(asked.options.classes, sorted(set(table["label"])), str(tree.root))
         table = table[table["label"].isin(wanted)]
     table = _train_and_test(tree.root, table)
     raw = sorted(set(table["label"]))
     _tell_missing(tree.root, table, raw)
-    classnames = words_for(raw, repr(parsed.location), _own_words(parsed, data_dir, tree, top, raw))
+    classnames = words_for(raw, repr(asked.location), _own_words(asked, tree, top, raw))
     is_tested = table["split"].str.lower().isin(TESTS)
     table = table.assign(split=["test" if each else TRAIN for each in is_tested], label=numbered(table["label"], raw))
     if table["domain"].any():
         table["domain"] = numbered(table["domain"])
     else:
         del table["domain"]
-    if "clients" in parsed.options:
-        table["client"] = _clients(find(parsed.options["clients"], data_dir, "clients' table"), top, table)
-    return dataset_of(table, lambda part: TreeImages(tree, part["path"].tolist()), classnames, parsed, cache_dir)
+    if asked.options.clients is not None:
+        table["client"] = _clients(asked.find(asked.options.clients, "clients' table"), top, table)
+    return dataset_of(table, lambda part: TreeImages(tree, part["path"].tolist()), classnames, asked)
 
 
 def _clients(file: Path, top: str, table: pd.DataFrame) -> pd.Categorical:
@@ -75,14 +75,14 @@ def _clients(file: Path, top: str, table: pd.DataFrame) -> pd.Categorical:
         raise FedbenchError(
             f"{str(file)!r} names the columns {', '.join(clients.columns[:-1])}; it needs path and client."
         )
-    known = dict(zip(clients["path"].str.strip(), clients["client"].str.strip(), strict=True))
-    owners = [known.get(path.removeprefix(top), known.get(path)) or None for path in table["path"]]
+    client_of = dict(zip(clients["path"].str.strip(), clients["client"].str.strip(), strict=True))
+    owners = [client_of.get(path.removeprefix(top), client_of.get(path)) or None for path in table["path"]]
     lacks = table.assign(lacks=[owner is None for owner in owners]).groupby("split")["lacks"]
     for split, lacking in lacks:
         if lacking.any() and (split == TRAIN or not lacking.all()):
             image = table["path"][lacking.index[lacking]].iloc[0]
             raise FedbenchError(f"{str(file)!r} names no client of the image {image!r}; add the line.")
-    return numbered(owners, sorted(set(known.values())))
+    return numbered(owners, sorted(set(client_of.values())))
 
 
 def _table(tree: FileTree, layout: str | None) -> tuple[str, pd.DataFrame]:
@@ -172,8 +172,8 @@ def _refuse_deeper(root: Path, table: pd.DataFrame, paths: Sequence[Sequence[str
     first: dict[str, tuple[Sequence[str], str]] = {}
     for name, split, parts in zip(table["path"], table["split"], paths, strict=True):
         inside = parts[levels:-1]
-        for place, below in (("/".join(parts[:levels]), inside), (split, ["*"] * len(inside))):
-            expected, other = first.setdefault(place, (below, name))
+        for folder, below in (("/".join(parts[:levels]), inside), (split, ["*"] * len(inside))):
+            expected, other = first.setdefault(folder, (below, name))
             if below != expected:
                 raise FedbenchError(
                     f"{str(root)!r}: it is not clear which folders are the classes of {other!r} and {name!r}; "
@@ -188,11 +188,11 @@ def _annotated(tree: FileTree, top: str, table: pd.DataFrame) -> pd.DataFrame:
         mine, file = table["split"] == split, f"{top}{split}/{split}_annotations.txt"
         if file in names:
             rows = [line.split("\t") for line in tree.read(file).decode(errors="replace").splitlines()]
-            known = {row[0]: row[1] for row in rows if len(row) > 1}
+            label_of = {row[0]: row[1] for row in rows if len(row) > 1}
             for path in table["path"][mine]:
-                if Path(path).name not in known:
+                if Path(path).name not in label_of:
                     raise FedbenchError(f"{str(tree.root)!r}: {file!r} has no line for the image {path!r}.")
-            table.loc[mine, "label"] = [known[Path(path).name] for path in table["path"][mine]]
+            table.loc[mine, "label"] = [label_of[Path(path).name] for path in table["path"][mine]]
         elif set(table["label"][mine]) == UNLABELLED:
             table = table[~mine]
     return table
@@ -235,18 +235,16 @@ def _tell_missing(root: Path, table: pd.DataFrame, raw: Sequence[str]) -> None:
         log.warning("%s has no images in %s; check that the copy is complete.", root, shown)
 
 
-def _own_words(
-    parsed: DatasetName, data_dir: Path, tree: FileTree, top: str, raw: Sequence[str]
-) -> dict[str, str] | None:
+def _own_words(asked: Asked[FolderOptions], tree: FileTree, top: str, raw: Sequence[str]) -> dict[str, str] | None:
     """Words that come with the data or were named by the user."""
-    typed = typed_words(parsed, data_dir, raw)
+    typed = typed_words(asked, raw)
     if typed is not None:
         return typed
-    known = set(tree.names)
+    names = set(tree.names)
     for name in (f"{top}classnames.json", f"{top}classnames.txt", "classnames.json", "classnames.txt"):
-        if name in known:
+        if name in names:
             return read_words(f"{tree.root}/{name}", tree.read(name), raw)
-    if f"{top}words.txt" in known:
+    if f"{top}words.txt" in names:
         # Tiny-ImageNet: "n01443537<tab>goldfish, Carassius auratus"; the first synonym is the common name.
         rows = [line.split("\t") for line in tree.read(f"{top}words.txt").decode().splitlines()]
         return {row[0]: row[1].split(",")[0] for row in rows if len(row) > 1 and row[0] in raw}

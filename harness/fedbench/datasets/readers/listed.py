@@ -37,10 +37,10 @@ from fedbench.core.federation import Dataset
 from fedbench.core.files import read_bytes
 from fedbench.core.metric_names import GROUPS
 from fedbench.datasets.catalogue import card_of
-from fedbench.datasets.classnames import published_words, typed_words, words_beside, words_for, words_of_numbers
+from fedbench.datasets.classnames import class_words, published_words
 from fedbench.datasets.content import MOST_CLASSES, dataset_of, numbered
-from fedbench.datasets.names import DatasetName, find
 from fedbench.datasets.readers.files import Folder, Inside, TreeImages
+from fedbench.datasets.sources import Asked, CsvOptions, ListOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,23 +56,22 @@ _DEPTH = 2
 """Folders between CoOp's file and the images."""
 
 
-def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def load(asked: Asked[ListOptions]) -> Dataset:
     """The images that the file names, in its order."""
-    if parsed.scheme == "csv":
-        return _of_csv(parsed, data_dir, cache_dir)
-    path = find(parsed.location, data_dir, "list file")
+    if isinstance(asked.options, CsvOptions):
+        return _of_csv(asked, asked.options)
+    path = asked.find(asked.location, "list file")
     split = _coop_file(path)
     if split is not None:
-        return _of_coop(split, parsed, data_dir, cache_dir)
-    return _of_lists(path, parsed, data_dir, cache_dir)
+        return _of_coop(split, asked)
+    return _of_lists(path, asked)
 
 
 def _read(
     table: pd.DataFrame,
     root: Path,
     classes: tuple[Sequence[str], tuple[str, ...]],
-    parsed: DatasetName,
-    cache_dir: Path,
+    asked: Asked[ListOptions],
     groups: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Dataset:
     """The data set of a table of paths, labels and splits; ``classes`` are the raw names in label order, and words."""
@@ -88,11 +87,11 @@ def _read(
     def images(part: pd.DataFrame) -> TreeImages:
         return TreeImages(Folder(root, ()), part["path"].tolist())
 
-    return dataset_of(whole, images, classes[1], parsed, cache_dir, groups)
+    return dataset_of(whole, images, classes[1], asked, groups)
 
 
-def _root(parsed: DatasetName, data_dir: Path, default: Path) -> Path:
-    return find(parsed.options["root"], data_dir, "image folder") if "root" in parsed.options else default
+def _root(asked: Asked[ListOptions], default: Path) -> Path:
+    return default if asked.options.root is None else asked.find(asked.options.root, "image folder")
 
 
 def _table(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> pd.DataFrame:
@@ -104,40 +103,38 @@ def _table(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> pd.DataFram
 # --- CSV
 
 
-def _of_csv(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def _of_csv(asked: Asked[ListOptions], options: CsvOptions) -> Dataset:
     import pandas as pd
 
-    file = find(parsed.location, data_dir, "CSV file")
-    table = _columns(file, parsed)
-    if "test" in parsed.options:
+    file = asked.find(asked.location, "CSV file")
+    table = _columns(file, options)
+    if asked.options.test is not None:
         if "split" in table:
             raise FedbenchError(f"{str(file)!r} has a column of splits of its own; leave ?test= out.")
-        tested = _columns(find(parsed.options["test"], data_dir, "CSV file"), parsed, lacks=("client", "domain"))
+        tested = _columns(asked.find(asked.options.test, "CSV file"), options, lacks=("client", "domain"))
         whole = pd.concat([table.assign(split="train"), tested.assign(split="test")], ignore_index=True)
         # a test file may lack whole columns of the other, and what it has beside them is not read
         table = whole[[*table, "split"]]
     else:
         table = table.assign(split=_splits(table, file))
-    table["path"] += parsed.options.get("suffix", "")
+    table["path"] += options.suffix
     raw = sorted(set(table["label"]))
     are_numbers = all(_is_label(value) for value in raw)
     if are_numbers:
         table["label"] = [str(int(value)) for value in table["label"]]
         raw = [str(number) for number in range(max(map(int, raw)) + 1)]
-    where, own = repr(parsed.location), typed_words(parsed, data_dir, raw) or words_beside(file.parent, raw) or {}
-    words = words_of_numbers(raw, own, where, file.parent) if are_numbers else words_for(raw, where, own)
-    return _read(table, _root(parsed, data_dir, file.parent), (raw, words), parsed, cache_dir)
+    return _read(table, _root(asked, file.parent), (raw, class_words(asked, raw, file.parent)), asked)
 
 
-def _columns(file: Path, parsed: DatasetName, lacks: Sequence[str] = ()) -> pd.DataFrame:
+def _columns(file: Path, options: CsvOptions, lacks: Sequence[str] = ()) -> pd.DataFrame:
     """The known columns by their usual names, and where each sample stands."""
     whole = csv_table(file)
     columns: dict[str, Any] = {WHERE: whole[WHERE]}
     for name in COLUMNS:
-        column = parsed.options.get(name, name)
+        column = getattr(options, name)
         if column in whole:
             columns[name] = whole[column].str.strip()
-        elif name in _NEEDED or (name in parsed.options and name not in lacks):
+        elif name in _NEEDED or (column != name and name not in lacks):
             hint = f"Name it with ?{name}=COLUMN."
             raise unknown_name(f"column of {str(file)!r}", column, map(str, whole.columns.drop(WHERE)), hint)
     if whole.empty:
@@ -189,24 +186,23 @@ def _is_label(text: str) -> bool:
 # --- list files
 
 
-def _of_lists(path: Path, parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def _of_lists(path: Path, asked: Asked[ListOptions]) -> Dataset:
     folder = path if path.is_dir() else path.parent
     train = _list_in(path, "train") if path.is_dir() else path
     if train is None:
         raise FedbenchError(f"{str(path)!r} holds no train.txt and no *_train.txt; put the list there or name it.")
     test = _list_in(path, "test") if path.is_dir() else None
-    if "test" in parsed.options:
-        test = find(parsed.options["test"], data_dir, "list file")
+    if asked.options.test is not None:
+        test = asked.find(asked.options.test, "list file")
     rows = [row for file, split in ((train, "train"), (test, "test")) if file for row in _read_list(file, split)]
     raw = [str(label) for label in range(1 + max(int(label) for _, label, *_ in rows))]
-    own = typed_words(parsed, data_dir, raw) or words_beside(folder, raw) or {}
     card = card_of(f"listfile:{folder.resolve().name}")
-    if not own and card is not None and card.title == "ImageNet-LT" and len(raw) == card.classes:
-        own = published_words("imagenet", raw, repr(parsed.location))
-    words = words_of_numbers(raw, own, repr(parsed.location), folder)
+    is_imagenet = card is not None and card.title == "ImageNet-LT" and len(raw) == card.classes
+    published = published_words("imagenet", raw, repr(asked.location)) if is_imagenet else None
+    words = class_words(asked, raw, folder, published)
     groups = _groups(folder / "groups.json", len(raw))
     table = _table(rows, ("path", "label", "split", WHERE))
-    return _read(table, _root(parsed, data_dir, folder), (raw, words), parsed, cache_dir, groups)
+    return _read(table, _root(asked, folder), (raw, words), asked, groups)
 
 
 def _list_in(folder: Path, split: str) -> Path | None:
@@ -268,7 +264,7 @@ def _coop_file(path: Path) -> Path | None:
     return files[0] if files else None
 
 
-def _of_coop(file: Path, parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def _of_coop(file: Path, asked: Asked[ListOptions]) -> Dataset:
     """Train and test; ``val`` is left out."""
     try:
         content: dict[str, list[list[Any]]] = json.loads(read_bytes(file).decode("utf-8"))
@@ -289,21 +285,21 @@ def _of_coop(file: Path, parsed: DatasetName, data_dir: Path, cache_dir: Path) -
         if words.setdefault(str(label), word) != word:
             raise FedbenchError(f"{str(file)!r}: label {label} is called {words[str(label)]!r} and {word!r}.")
     raw = [str(label) for label in range(1 + max(label for _, label, *_ in rows))]
-    classnames = words_of_numbers(raw, typed_words(parsed, data_dir, raw) or words, repr(str(file)), None)
+    classnames = class_words(asked, raw, None, words)
     table = _table(
         [(path, str(label), part, repr(str(file))) for path, label, _, part in rows], ("path", "label", "split", WHERE)
     )
-    root = _root(parsed, data_dir, file.parent) if "root" in parsed.options else _image_root(file, rows[0][0])
-    return _read(table, root, (raw, classnames), parsed, cache_dir)
+    root = _root(asked, file.parent) if asked.options.root is not None else _image_root(file, rows[0][0])
+    return _read(table, root, (raw, classnames), asked)
 
 
 def _image_root(file: Path, first: str) -> Path:
     """The folder beside or up to two levels below the split's own in which the image ``first`` lies."""
     folders = [file.parent]
     for _ in range(_DEPTH + 1):
-        place = next((folder for folder in folders if (folder / first).is_file()), None)
-        if place is not None:
-            return place
+        root = next((folder for folder in folders if (folder / first).is_file()), None)
+        if root is not None:
+            return root
         folders = [below for folder in folders for below in sorted(folder.iterdir()) if below.is_dir()]
     raise FedbenchError(
         f"{str(file)!r}: no image {first!r} lies below {str(file.parent)!r}; put the images there, or name the folder "

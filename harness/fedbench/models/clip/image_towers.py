@@ -1,6 +1,6 @@
-"""A common interface to the vision transformers of dual encoders, whichever library built them.
+"""The image towers of dual encoders: vision transformers in one interface, and what a dual encoder lacks.
 
-It gives access to their tokens. A tower holds no tensors of its own: it reads those of its module when it is called.
+A tower holds no tensors of its own: it reads those of its module when it is called.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.models.clip.backbone import as_patches
-from fedbench.models.clip.plain_blocks import Block, plain_blocks
+from fedbench.models.clip.blocks import Block, plain_blocks
+from fedbench.models.clip.text_towers import ClipTextEncoder, OpenClipText, text_encoder
+from fedbench.models.prompts.causal_text import can_pack
+
+CAPABILITIES = ("context", "text_layers", "image_layers", "patches")
 
 
 class ImageTower(ABC):
@@ -211,3 +215,46 @@ def image_tower(module: nn.Module) -> ImageTower | None:
     if hasattr(vision, "pre_layrnorm"):
         return TransformersTower(module)
     return SiglipTower(module) if type(vision).__name__.startswith("Siglip") and hasattr(vision, "head") else None
+
+
+def has_patches(module: nn.Module) -> bool:
+    """Whether a dual encoder's image tower reads its feature off a class token, or is CLIP's ResNet."""
+    from open_clip.modified_resnet import ModifiedResNet
+
+    is_resnet = isinstance(getattr(module, "visual", None), ModifiedResNet)
+    return is_resnet or isinstance(image_tower(module), ClassTokenTower)
+
+
+def lacking(module: nn.Module) -> dict[str, str]:
+    """The capabilities that a dual encoder lacks, with the reason for each.
+
+    ``context``: learned vectors among a text's tokens; ``text_layers``, ``image_layers``: tokens and additions inside
+    the layers; ``patches``: features of an image's parts in the space of the texts. Every dual encoder has features of
+    whole images and texts.
+    """
+    text, tower = text_encoder(module), image_tower(module)
+    lacks = {"context": text.lacks} if text.lacks else {}
+    if not can_pack(text):
+        lacks["text_layers"] = f"its text tower is {_text_kind(text)}, not a causal transformer of plain blocks"
+    visual = _tower_kind(getattr(module, "visual", None) or getattr(module, "vision_model", None))
+    if tower is None or tower.blocks is None:
+        lacks["image_layers"] = f"its image tower is {visual}, not a vision transformer of plain blocks"
+    if not has_patches(module):
+        lacks["patches"] = (
+            f"its image tower is {visual}, neither a vision transformer with a class token nor CLIP's ResNet"
+        )
+    return lacks
+
+
+def _text_kind(text: ClipTextEncoder) -> str:
+    if not isinstance(text, OpenClipText):
+        return "of another kind"
+    return f"{'causal' if text.is_causal else 'bidirectional'}, pooling at {text.pool_type!r}"
+
+
+def _tower_kind(tower: object) -> str:
+    trunk = getattr(tower, "trunk", None)
+    if trunk is not None:
+        return f"timm's {type(trunk).__name__}"
+    pools = getattr(tower, "pool_type", None)
+    return type(tower).__name__ + (f" that pools at {pools!r}" if pools else "")

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.inputs import CroppedTransform, PixelTransform
 from fedbench.models.names import BackboneName
-from fedbench.models.transform import CroppedTransform, PixelTransform
 
 KINDS = ("clip", "siglip", "siglip2", "align", "vision-text-dual-encoder")
 """The supported model types. Others have two towers as well, but give no single vector for an image or a text."""

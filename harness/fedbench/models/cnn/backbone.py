@@ -1,4 +1,4 @@
-"""CNN backbones that are trained (`cnn.imagenet` fills them), and the model a body makes with a linear head."""
+"""CNN backbones that are trained (`cnn.pretrained` fills them), and the model a body makes with a linear head."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Backbone, ForwardPass, Outputs, Tensors
 from fedbench.models.cnn.nets import build_body
+from fedbench.models.inputs import PixelTransform
 from fedbench.models.names import BackboneName
 from fedbench.models.per_thread import per_thread
-from fedbench.models.transform import PixelTransform
 
 CIFAR_STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 """Mean and deviation by channel of CIFAR-10 and CIFAR-100 in the CReFF family."""

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor
 
-from fedbench.models.photos.dual import WIDTH, joined, write_bridge
-from fedbench.models.photos.packages import LITE0, MINILM, lite0_tensors
+from fedbench.models.photos.lite0_minilm import LITE0, MINILM, WIDTH, joined, lite0_tensors, write_bridge
 
 RIDGE = 3.0
 TEMPLATE = "a photo of a {}"

@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 from torch.nn.utils.rnn import pad_sequence
 
-from fedbench.models.clip.plain_blocks import Block
-from fedbench.models.clip.text_encoder import ClipTextEncoder
-from fedbench.models.clip.transformer_blocks import Added, apply_block
+from fedbench.models.clip.blocks import Added, Block, apply_block
+from fedbench.models.clip.text_towers import ClipTextEncoder
 
 SCORE_COST = 200
 """The cost of an attention score besides its dot products (mask, softmax), in multiply-adds of a matrix product."""

@@ -22,8 +22,8 @@ from torch.nn.functional import normalize
 from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.randomness import torch_generator
 from fedbench.models.clip.backbone import ClipBackbone
-from fedbench.models.clip.plain_blocks import Block
-from fedbench.models.clip.text_encoder import NO_CONTEXT, ClipTextEncoder
+from fedbench.models.clip.blocks import Block
+from fedbench.models.clip.text_towers import NO_CONTEXT, ClipTextEncoder
 from fedbench.models.prompts.causal_text import ContextBlock, PackedTexts, can_pack, pack_texts
 
 Position = Literal["end", "middle", "front"]

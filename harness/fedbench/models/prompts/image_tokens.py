@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.clip.blocks import Added, apply_block
 from fedbench.models.clip.image_towers import ClassTokenTower, ImageTower, image_tower
-from fedbench.models.clip.transformer_blocks import Added, apply_block
 
 
 def require_vision_transformer(backbone: ClipBackbone, what: str, instead: str = "") -> ImageTower:
@@ -62,3 +63,17 @@ def encode_with_tokens(
     needed = 1 if isinstance(tower, ClassTokenTower) else own
     x = apply_block(last, x[:, :needed], last.ln_1(x), is_all=False, added=added(len(layers)))
     return tower.pool(x)
+
+
+def in_chunks(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
+    """Apply ``function``, which treats each row by itself, to ``rows`` (b, ...), at most ``size`` at once.
+
+    With more than one chunk only the result is kept for the gradient, and the backward pass computes the rest again.
+    """
+    if len(rows) <= size:
+        return function(rows)
+    chunks = torch.split(rows, size)
+    if not torch.is_grad_enabled():
+        return torch.cat([function(chunk) for chunk in chunks])
+    again = [checkpoint(function, chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
+    return torch.cat(again)

@@ -11,7 +11,6 @@ import numpy.ma  # noqa: F401 - numpy.unique imports it when it is first called
 import torchvision.transforms.v2.functional  # noqa: F401
 
 import fedbench.models.clip.loading
-import fedbench.models.clip.tokens
 import fedbench.runs.engines.engine
 import fedbench.runs.engines.worker
 import fedbench.runs.inspection
@@ -19,6 +18,6 @@ import fedbench.scenarios.build
 
 fedbench.runs.engines.worker.adopt_what_is_left()  # of a worker that dies; whoever notices that ends it
 warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
-fedbench.models.clip.tokens.byte_pairs()  # a fifth of a second for whoever is first to encode a text
+fedbench.models.clip.loading.byte_pairs()  # a fifth of a second for whoever is first to encode a text
 gc.freeze()  # a collection in a worker would else write to every imported object, and so copy the memory it shares
 atexit.register(gc.unfreeze)  # libraries would else report at the end of the server what it never freed

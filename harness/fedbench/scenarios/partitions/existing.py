@@ -22,8 +22,7 @@ from fedbench.core.files import read_bytes
 from fedbench.core.method.base import NoParams
 from fedbench.core.method.hyper import hyper
 from fedbench.kinds.kinds import ClientSamples, Indices, Partition, PartitionTask, Samples
-from fedbench.scenarios.partitions.parts import Parts, deal_out
-from fedbench.scenarios.partitions.rounding import IntArray
+from fedbench.scenarios.partitions.parts import IntArray, Parts, deal_out
 
 if TYPE_CHECKING:
     import pandas as pd

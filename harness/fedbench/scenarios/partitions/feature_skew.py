@@ -18,8 +18,7 @@ from torch import Tensor
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.federation import Dataset, ImageSource, Split
 from fedbench.core.randomness import numpy_generator
-from fedbench.scenarios.partitions.parts import Parts
-from fedbench.scenarios.partitions.rounding import IntArray
+from fedbench.scenarios.partitions.parts import IntArray, Parts
 
 DomainSplit = Literal["80/20", "60/20/20"]
 
@@ -35,7 +34,6 @@ class Joined:
         return len(self.first) + len(self.second)
 
     def read(self, indices: Tensor) -> Tensor:
-        """Images (b, 3, height, width) uint8."""
         from_second = indices >= len(self.first)
         if not bool(from_second.any()):
             return self.first.read(indices)

@@ -1,14 +1,32 @@
-"""A partition as two arrays: all clients' samples one after another, and offsets."""
+"""A partition as two arrays, all clients' samples one after another and offsets; floors that forgive float error."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedbench.scenarios.partitions.rounding import IntArray
+IntArray = NDArray[np.int64]
+SLACK = 1e-9
+
+
+def floor(value: float) -> int:
+    """⌊value⌋, where a value within 1e-9 (relative above 1) below an integer counts as that integer."""
+    return math.floor(value + SLACK * max(1.0, abs(value)))
+
+
+def takers(total: int, shares: NDArray[np.float64]) -> IntArray:
+    """The part that takes each of ``total`` items, which are cut at ⌊cumsum(shares)·total⌋, (total,) int64, ascending.
+
+    The shares sum to 1, and nothing is lost.
+    """
+    cuts = shares.cumsum()[:-1] * total + SLACK * max(1, total)
+    # item j lies behind the cut x where ⌊x⌋ <= j, that is x < j + 1
+    return cuts.searchsorted(np.arange(1, total + 1))
 
 
 @dataclass(frozen=True, eq=False)

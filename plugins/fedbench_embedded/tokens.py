@@ -11,20 +11,14 @@ grammar uses has a row of its own and all others share hash buckets, so that any
 
 import json
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
 import torch
-from open_clip.tokenizer import SimpleTokenizer
 from torch import LongTensor
 
+from fedbench.models.clip.loading import byte_pairs
+
 BUCKETS = 64
-
-
-@lru_cache(maxsize=1)
-def byte_pairs() -> SimpleTokenizer:
-    """open_clip's byte-pair tokenizer, built once."""
-    return SimpleTokenizer()
 
 
 def grammar_ids(phrases: Iterable[str]) -> list[int]:

@@ -17,13 +17,11 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import ClientTask
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.clip.backbone import ClipBackbone
-from fedbench.models.clip.patches import ClipPatchEncoder, all_tokens, attend_everywhere
-from fedbench.models.feature_cache import encode
-from fedbench.models.inputs import FeatureInputs
-from fedbench.models.transform import PixelTransform
+from fedbench.models.inputs import FeatureInputs, PixelTransform, encode
 from fedbench.rounds.executors.gradients import head_features
 from fedbench.rounds.executors.stack import rows_of
 from fedbench.testing import tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench_methods.shared.patches import ClipPatchEncoder, all_tokens, attend_everywhere
 
 PIXELS = tiny_dataset().test.images.read(torch.arange(5))
 

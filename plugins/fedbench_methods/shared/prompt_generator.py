@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import Tensors
+from fedbench.api import Tensors, torch_generator
 from fedbench.models.heads import linear_layer
 from fedbench.models.prompts.context import random_context
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.models.clip.tokens import BUCKETS, FoldedTokenizer, grammar_ids
 from fedbench_embedded.images import MID, UNBALANCED
 from fedbench_embedded.images.attributes import sample_attributes
 from fedbench_embedded.images.captions import CaptionMix, captions, vocabulary
+from fedbench_embedded.tokens import BUCKETS, FoldedTokenizer, grammar_ids
 
 
 @pytest.fixture(scope="module")

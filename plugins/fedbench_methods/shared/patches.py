@@ -1,4 +1,4 @@
-"""Features of image patches from CLIP's image tower, in the space shared with texts."""
+"""Features of image patches from CLIP's image tower, in the space shared with texts (FedOTP, PLOT)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
-from fedbench.core.errors import FedbenchError
+from fedbench.api import FedbenchError
 from fedbench.models.clip.backbone import ClipBackbone, activation_of
-from fedbench.models.clip.image_towers import ClassTokenTower, image_tower
+from fedbench.models.clip.image_towers import ClassTokenTower, has_patches, image_tower
 
 if TYPE_CHECKING:
     from open_clip.modified_resnet import AttentionPool2d
@@ -53,14 +53,6 @@ class ClipPatchEncoder:
     def __call__(self, pixels: Tensor) -> Tensor:
         images = self.backbone.transform(pixels.to(self.backbone.device))
         return normalize(all_tokens(self.backbone.module, images)[:, 1:], dim=-1).half()
-
-
-def has_patches(module: nn.Module) -> bool:
-    """Whether a dual encoder's image tower reads its feature off a class token, or is CLIP's ResNet."""
-    from open_clip.modified_resnet import ModifiedResNet
-
-    is_resnet = isinstance(getattr(module, "visual", None), ModifiedResNet)
-    return is_resnet or isinstance(image_tower(module), ClassTokenTower)
 
 
 def all_tokens(module: nn.Module, images: Tensor) -> Tensor:
