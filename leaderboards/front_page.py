@@ -119,7 +119,6 @@ def traffic(axes: Axes, points: pd.DataFrame, named: dict[str, str]) -> None:
     for name, point in points.iterrows():
         is_best = name in best
         if is_best or name in named:
-            text = named.get(str(name), str(name))
             place = {"xytext": (0, 7), "ha": "center"} if is_best else {"xytext": (6, -11), "ha": "left"}
             color = "#2166ac" if is_best else "0.35"
             at = (point["megabytes"], point["accuracy"])
