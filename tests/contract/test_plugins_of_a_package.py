@@ -209,7 +209,7 @@ def test_a_wrong_name_is_answered_where_it_is_given() -> None:
 
 
 def test_the_readmes_partition_and_metric_run_as_written(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "harness" / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parents[2] / "plugins" / "README.md").read_text(encoding="utf-8")
     section = readme.partition("## Plug-ins of every kind")[2]
     file = tmp_path / "mine.py"
     file.write_text(section.partition("```python\n")[2].partition("```")[0])

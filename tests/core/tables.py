@@ -51,7 +51,7 @@ def by_role() -> str:
 
 
 PLACES = (
-    Place(ROOT / "README.md", "methods by role", by_role),
+    Place(ROOT / "plugins" / "README.md", "methods by role", by_role),
     Place(ROOT / "plugins" / "README.md", "methods", table),
 )
 

@@ -79,7 +79,7 @@ def test_every_method_file_is_registered():
 
 def test_the_top_level_is_the_agreed_one():
     agreed = {"harness", "plugins", "suites", "leaderboards", "tests", "pyproject.toml", "README.md"}
-    extra = {"LICENSE", "CHANGELOG.md"}
+    extra = {"LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md"}
     import subprocess
 
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split(

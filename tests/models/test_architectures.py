@@ -1,4 +1,4 @@
-"""All architectures of open_clip, on no device: what each is taken for, as the harness's README lists it."""
+"""All architectures of open_clip, on no device: what each is taken for, as the README of the models lists it."""
 
 import logging
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_every_architecture_is_taken_for_features_and_listed(monkeypatch: pytest
     finally:
         logging.disable(logging.NOTSET)
     assert len(found) == len(open_clip.list_models()) >= 144
-    readme = (Path(__file__).parents[2] / "harness" / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parents[2] / "harness/fedbench/models/README.md").read_text(encoding="utf-8")
     assert table(found) in readme, "\n" + table(found)
 
 
