@@ -15,8 +15,9 @@ from fedbench.cli.app import main
 from fedbench.core.spec import RunSpec, Training
 from fedbench.models.inputs import ImageInputs
 from fedbench.rounds.run import Run
-from fedbench.runs import inspection, memory
-from fedbench.runs.memory import measure, memory_of, moments, saved_bytes, step_bytes, step_bytes_on
+from fedbench.runs import inspection
+from fedbench.runs import inspection as memory
+from fedbench.runs.inspection import measure, memory_of, moments, saved_bytes, step_bytes, step_bytes_on
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import tiny_backbone, tiny_dataset, tiny_spec
 
@@ -124,7 +125,7 @@ def test_a_model_without_weights_takes_no_step() -> None:
 def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
     """`fedbench ARGUMENTS` in an empty folder, on the tiny data set; what it says."""
     monkeypatch.chdir(tmp_path)
-    for module in ("fedbench.runs.loaded", "fedbench.runs.prepare"):
+    for module in ("fedbench.runs.prepare", "fedbench.runs.prepare"):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
     monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
 
@@ -151,7 +152,7 @@ def test_enlarged_images_are_told_once(
     assert fedbench("run", *larger, "--set", "backbone=convnet?resize=48").count(line) == 1
     assert "enlarged" not in fedbench("run", *larger, "--set", "backbone=convnet")
     data = replace(tiny_dataset(), shortest_side=20)
-    monkeypatch.setattr("fedbench.runs.loaded.load_dataset", lambda *_, **__: data)
+    monkeypatch.setattr("fedbench.runs.prepare.load_dataset", lambda *_, **__: data)
     assert fedbench("run", *larger, "--set", "backbone=convnet").count("of 20 px, are enlarged to 32 px") == 1
 
 

@@ -19,12 +19,12 @@ from fedbench.models import inputs as inputs_module
 from fedbench.models.inputs import FeatureInputs, ImageInputs
 from fedbench.models.per_thread import per_thread
 from fedbench.plugins.assembly import assemble
-from fedbench.rounds.broadcast import client_task
 from fedbench.rounds.executors import cohort as cohort_module
 from fedbench.rounds.executors import executor_for
 from fedbench.rounds.executors.gradients import ClosedForm, Vectorised
 from fedbench.rounds.executors.stack import Stack, StackedOptimiser, signature
 from fedbench.rounds.loop import rounds
+from fedbench.rounds.messages import client_task
 from fedbench.testing import final_state, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import weighted_mean
 from fedbench.toolkit.local_training import batch_table, build_optimiser, local_sgd
@@ -234,7 +234,7 @@ def test_clients_that_keep_different_things_are_trained_apart(monkeypatch):
 
 def test_a_cohort_beyond_the_memory_is_trained_in_parts(monkeypatch):
     whole = final_state(run_with(None))
-    monkeypatch.setattr("fedbench.rounds.executors.memory.MEMORY", 1)
+    monkeypatch.setattr("fedbench.rounds.executors.gradients.MEMORY", 1)
     parts = []
     original = cohort_module.train_stack
     monkeypatch.setattr(cohort_module, "train_stack", lambda tasks, g: parts.append(len(tasks)) or original(tasks, g))

@@ -13,8 +13,15 @@ from sklearn.metrics import f1_score, recall_score, roc_auc_score, top_k_accurac
 from fedbench.core.federation import Federation, Split, TensorImages, Unseen
 from fedbench.core.partition import ClientShard
 from fedbench.core.types import Predictions
-from fedbench.rounds.metrics import score, unseen_metrics
-from fedbench.rounds.quality import calibration_error, macro_auroc, macro_f1, over_clients, score_metrics
+from fedbench.rounds.metrics import (
+    calibration_error,
+    macro_auroc,
+    macro_f1,
+    over_clients,
+    score,
+    score_metrics,
+    unseen_metrics,
+)
 
 CLASSES = 8
 NAMES = tuple("abcdefgh")

@@ -340,7 +340,7 @@ def test_an_executor_goes_by_what_it_had_found_out_before_the_break(settings):
 
 
 def test_a_plan_to_train_at_once_is_recalled_as_it_was(settings):
-    from fedbench.rounds.broadcast import broadcast, client_task
+    from fedbench.rounds.messages import broadcast, client_task
 
     run = prepare(spec_of("fedprox", settings), settings)
     state = run.initial_state()

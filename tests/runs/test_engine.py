@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.core.method.hooks import plugin_manager, relay
-from fedbench.plugins.run_code import Codes
+from fedbench.plugins.provenance import Codes
 from fedbench.runs.engines.engine import Policy, Processes, execute
 from fedbench.runs.engines.events import RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted, notify
 from fedbench.runs.prepare import Settings

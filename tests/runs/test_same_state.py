@@ -20,8 +20,7 @@ from fedbench.runs.engines import worker as workers
 from fedbench.runs.engines.engine import Policy, Processes, execute
 from fedbench.runs.engines.events import Event, RunFailed, RunFinished, failure_of
 from fedbench.runs.engines.worker import Apart, Work, Worker
-from fedbench.runs.loaded import Loaded
-from fedbench.runs.prepare import Settings
+from fedbench.runs.prepare import Loaded, Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite

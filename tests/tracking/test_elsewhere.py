@@ -61,7 +61,7 @@ def on(recorded, method, data):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_on_the_same_classes_every_model_predicts_as_ever(recorded, method):
-    from fedbench.tracking.models import recorded_model
+    from fedbench.tracking.evaluation import recorded_model
 
     found = on(recorded, method, "same")
     uri, settings, ids, _ = recorded
@@ -71,7 +71,7 @@ def test_on_the_same_classes_every_model_predicts_as_ever(recorded, method):
 
 
 def test_a_prompt_names_other_classes(recorded):
-    from fedbench.tracking.models import recorded_model
+    from fedbench.tracking.evaluation import recorded_model
 
     found = on(recorded, "promptfl", "other")
     assert (found.samples, found.classes, found.is_renamed) == (9, 3, True)

@@ -17,7 +17,7 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.run_code import Codes
+from fedbench.plugins.provenance import Codes
 from fedbench.testing import tiny_dataset
 from fedbench.tracking import store
 from fedbench.tracking.schema import store_uri
@@ -86,7 +86,7 @@ def fedbench(
     """`fedbench ARGUMENTS --store SERVER` in an empty folder, on the tiny data set."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "remote.yaml").write_text(SUITE)
-    for module in ("fedbench.runs.loaded", "fedbench.runs.prepare"):
+    for module in ("fedbench.runs.prepare", "fedbench.runs.prepare"):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
     monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
 

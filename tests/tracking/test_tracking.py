@@ -25,8 +25,8 @@ from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Update
 from fedbench.kinds.registry import Registered
-from fedbench.plugins import provenance, run_code
-from fedbench.plugins.run_code import Codes, MethodCode, RunCode
+from fedbench.plugins import provenance
+from fedbench.plugins.provenance import Codes, MethodCode, RunCode
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
@@ -337,8 +337,8 @@ def test_the_runs_of_a_command_are_filed_under_one_parent(uri: str, tmp_path: Pa
         "overrides": '["rounds=2"]',
         "plugins": '["mine.py"]',
     }
-    assert tags["fedbench.code_hash"] == run_code.code_hash([plugin])
-    assert tags["fedbench.harness_hash"] == run_code.harness_hash()
+    assert tags["fedbench.code_hash"] == provenance.code_hash([plugin])
+    assert tags["fedbench.harness_hash"] == provenance.harness_hash()
     (mine,) = Codes([plugin]).of("mine").methods
     assert json.loads(tags["fedbench.plugin_code"]) == [{"plugin": "mine.py", "hash": mine.hash}]
     assert str(tmp_path) not in json.dumps(tags)

@@ -20,8 +20,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.runs.engines.engine import RUN_THREAD
 from fedbench.runs.engines.events import RunFailed
-from fedbench.suites.single import ADHOC, asked_for
-from fedbench.suites.suite import Suite
+from fedbench.suites.suite import ADHOC, Suite, asked_for
 from fedbench.tracking.command import Invocation
 from fedbench.tracking.databases import shown
 from fedbench.tracking.recording import StoreUnavailable

@@ -115,7 +115,7 @@ def _rows(value: Any) -> Any:
 def _described(cls: type[AnyMethod]) -> Description:
     from fedbench.core.method.base import ROLES, declares
     from fedbench.core.method.hyper import declared
-    from fedbench.plugins.roles import role_of
+    from fedbench.plugins.assembly import role_of
 
     module, parameters = sys.modules.get(cls.__module__), declared(cls.Params)
     return Description(

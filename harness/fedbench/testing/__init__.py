@@ -27,9 +27,9 @@ from fedbench.core.randomness import torch_generator
 from fedbench.kinds.methods import HOOK_NAMES
 from fedbench.kinds.registry import PLUGIN_FILES, find_method
 from fedbench.plugins.assembly import assemble
-from fedbench.plugins.watch import contents, watched
+from fedbench.plugins.guards import contents, watched
 from fedbench.rounds.loop import evaluate
-from fedbench.rounds.private import shared
+from fedbench.rounds.run import shared
 from fedbench.rounds.state import RunState, all_tensors, private_tensors, save_state
 from fedbench.testing.tiny import (
     TINY_ROUNDS,

@@ -28,7 +28,7 @@ from fedbench.kinds.registry import build
 from fedbench.models import load_backbone
 from fedbench.models.names import is_pretrained
 from fedbench.models.text.vectors import text_vectors
-from fedbench.rounds.further import measured
+from fedbench.rounds.measures import measured
 from fedbench.scenarios import build_federation
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from fedbench.core.wording import counted
-from fedbench.plugins.run_code import Codes
+from fedbench.plugins.provenance import Codes
 from fedbench.runs.engines.claims import Claims
 from fedbench.tracking.read import open_reader
 from fedbench.tracking.recording import NOTE, begin_run, log, metrics_at

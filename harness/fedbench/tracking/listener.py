@@ -17,7 +17,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.run_code import Codes
+from fedbench.plugins.provenance import Codes
 from fedbench.runs.engines.claims import Claims
 from fedbench.tracking.artifacts import write_artifacts
 from fedbench.tracking.command import CLAIMS, CommandRun, Invocation

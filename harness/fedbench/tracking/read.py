@@ -20,7 +20,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.files import read_bytes, replacing
 from fedbench.kinds.registry import IN_NO_FILE
 from fedbench.plugins.provenance import versions
-from fedbench.suites.single import is_read_as, may_hold
+from fedbench.suites.suite import is_read_as, may_hold
 from fedbench.tracking.databases import check_database
 from fedbench.tracking.record import RECORD, ROUNDS, check_seal, read_record, read_rounds
 from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, StoredRun, database_of, filed_as, local_artifacts
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-    from fedbench.plugins.run_code import RunCode
+    from fedbench.plugins.provenance import RunCode
 
 Value = tuple[str, int, str, float]
 """MLflow id, step, metric, value."""

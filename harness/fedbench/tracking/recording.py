@@ -19,8 +19,7 @@ from typing import Any, TypeVar, cast
 
 from fedbench.core.errors import FedbenchError
 from fedbench.tracking import store as _store  # noqa: F401 - turns MLflow's telemetry off before MLflow is first imported
-from fedbench.tracking.databases import shown
-from fedbench.tracking.masking import masked
+from fedbench.tracking.databases import masked, shown
 
 # isort: split
 from mlflow import MlflowClient

@@ -12,7 +12,7 @@ from urllib.request import url2pathname
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
-from fedbench.suites.single import ADHOC
+from fedbench.suites.suite import ADHOC
 from fedbench.tracking.databases import checked_uri
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ KIND = "fedbench.kind"
 RUN_ID = "fedbench.run_id"
 """The tag with the id that fedbench gave the run."""
 SUITE = "fedbench.suite"
-"""The tag with the suite's name; of a run without a suite file, that of its group (`fedbench.suites.single`)."""
+"""The tag with the suite's name; of a run without a suite file, that of its group (`fedbench.suites.suite`)."""
 FAILURE = "fedbench.failure"
 """The tag that says why a run failed, in one line."""
 HARNESS = "fedbench.harness_hash"

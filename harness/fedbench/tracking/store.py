@@ -31,9 +31,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import name_once
-from fedbench.suites.single import is_read_as, may_hold
-from fedbench.tracking.databases import check_database, check_server, shown
-from fedbench.tracking.masking import mask_messages, masked
+from fedbench.suites.suite import is_read_as, may_hold
+from fedbench.tracking.databases import check_database, check_server, mask_messages, masked, shown
 from fedbench.tracking.record import check_seal
 from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SQLITE, TUNING, database_of, filed_as, folder_at
 

@@ -14,12 +14,12 @@ from fedbench.core.scenario import later_defaults
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.plugins.provenance import commit, versions
-from fedbench.suites.single import ADHOC, group_of
+from fedbench.suites.suite import ADHOC, group_of
 from fedbench.tracking.schema import HARNESS, KIND, METHOD_CODE, RUN, SUITE
 
 if TYPE_CHECKING:
     from fedbench.core.records import RunInfo
-    from fedbench.plugins.run_code import Codes, RunCode
+    from fedbench.plugins.provenance import Codes, RunCode
 
 _Parsed = TypeVar("_Parsed", dict[str, Any], list[Any])
 

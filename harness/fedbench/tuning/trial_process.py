@@ -18,8 +18,7 @@ from fedbench.core.records import RoundRecord, RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.runs.engines.worker import Apart, Stopped, Work, Worker, exit_text
 from fedbench.runs.job import run_rounds
-from fedbench.runs.loaded import Loaded
-from fedbench.runs.prepare import Settings
+from fedbench.runs.prepare import Loaded, Settings
 
 
 class TrialDied(Exception):

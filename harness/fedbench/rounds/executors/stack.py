@@ -16,7 +16,7 @@ from fedbench.core.method.tasks import ClientTask
 from fedbench.core.spec import Training
 from fedbench.core.types import Tensors
 from fedbench.models.inputs import FeatureInputs
-from fedbench.plugins.watch import Snapshot
+from fedbench.plugins.guards import Snapshot
 from fedbench.toolkit.local_training import batches_of, each_model, learning_rates
 
 PerClient = dict[str, Any]

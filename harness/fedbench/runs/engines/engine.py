@@ -32,8 +32,7 @@ from fedbench.runs.engines.events import (
 )
 from fedbench.runs.engines.worker import Work, Worker, exit_text
 from fedbench.runs.job import run_spec
-from fedbench.runs.loaded import NOTHING, Loaded
-from fedbench.runs.prepare import Settings
+from fedbench.runs.prepare import NOTHING, Loaded, Settings
 
 RUN_THREAD = "fedbench-run"
 """Name of the thread that runs a spec in this process."""

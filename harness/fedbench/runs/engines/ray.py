@@ -30,8 +30,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.core.version import PACKAGE
 from fedbench.kinds.registry import installed_plugins
-from fedbench.plugins.provenance import files_under, roots, versions
-from fedbench.plugins.run_code import PLUGIN, code_hash, files_beside
+from fedbench.plugins.provenance import PLUGIN, code_hash, files_beside, files_under, roots, versions
 from fedbench.runs.checkpoint import Checkpointing, discard
 from fedbench.runs.engines.engine import Processes, default_workers
 from fedbench.runs.engines.events import Event, Lost, RunFailed, RunFinished

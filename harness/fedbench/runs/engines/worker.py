@@ -2,8 +2,8 @@
 
 A worker keeps what it has imported and loaded, so that a run of the same data and backbone begins at once. The next
 piece of work gets a new worker after work that failed, work with a plug-in that does not come with fedbench, work that
-changed what later runs read (`fedbench.runs.traces`), and after `RENEWED` pieces of work. What a piece of work leaves
-running ends with it.
+changed what later runs read (`fedbench.runs.untouched`), and after `RENEWED` pieces of work. What a piece of work
+leaves running ends with it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.main_program import without_main
 from fedbench.core.spec import RunSpec, stack_names
 from fedbench.kinds.registry import METHOD, PLUGIN_FILES, comes_with_fedbench, installed, look_up
-from fedbench.plugins.run_code import plugins_of
+from fedbench.plugins.provenance import plugins_of
 from fedbench.runs.engines import context
-from fedbench.runs.loaded import Loaded, Loader
-from fedbench.runs.prepare import Settings
-from fedbench.runs.traces import Traces
+from fedbench.runs.prepare import Loaded, Loader, Settings
+from fedbench.runs.untouched import Traces
 
 _LOG = logging.getLogger(__name__)
 RENEWED = 100
