@@ -17,7 +17,7 @@ from fedbench.models.inputs import ImageInputs
 from fedbench.rounds.run import Run
 from fedbench.runs import inspection
 from fedbench.runs import inspection as memory
-from fedbench.runs.inspection import measure, memory_of, moments, saved_bytes, step_bytes, step_bytes_on
+from fedbench.runs.inspection import measure, memory_of, moments, saved_bytes, step_bytes
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import tiny_backbone, tiny_dataset, tiny_spec
 
@@ -42,7 +42,8 @@ def looked_at(spec: RunSpec) -> Run:
 )
 def test_a_measured_step_grows_to_what_a_whole_batch_takes(method: str, backbone: str, changed: dict[str, str]) -> None:
     run = looked_at(tiny_spec(method, backbone=backbone).model_copy(update=changed))
-    assert step_bytes(run).on(32) == pytest.approx(step_bytes_on(run, 32), rel=0.05)
+    on_32 = saved_bytes(memory._on_samples(memory._first_task(run), 32))
+    assert step_bytes(run).on(32) == pytest.approx(on_32, rel=0.05)
 
 
 def test_a_linear_heads_step_saves_what_its_gradient_needs() -> None:

@@ -13,7 +13,7 @@ import pytest
 from fedbench.core.method.hooks import plugin_manager, relay
 from fedbench.plugins.provenance import Codes
 from fedbench.runs.engines.engine import Policy, Processes, execute
-from fedbench.runs.engines.events import RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted, notify
+from fedbench.runs.engines.events import Lost, RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted, notify
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
@@ -199,6 +199,73 @@ def test_a_run_that_takes_too_long_is_ended_and_the_others_go_on(settings, tmp_p
     (failed,) = [event for event in events if isinstance(event, RunFailed)]
     assert (failed.spec.method, failed.reason) == ("waiting", "timed out: took more than 6 s (--run-timeout)")
     assert [e.spec.method for e in events if isinstance(e, RunFinished)] == ["fedavg"]
+
+
+FLUSHING = FAULTY.replace("faulty", "flushing").replace(
+    "        return average(task) if task.round < 2 else 1 / 0\n",
+    """        import sys, time, types
+        sys.stdout = types.SimpleNamespace(flush=lambda: time.sleep(600))
+        return average(task)
+""",
+)
+
+
+def test_a_run_that_ended_before_its_deadline_has_finished_however_long_its_process_takes_to_end(settings, tmp_path):
+    (tmp_path / "flushing.py").write_text(FLUSHING)
+    mine = replace(settings, plugin_files=(tmp_path / "flushing.py",))
+    (spec,) = expand(
+        parse_suite(SUITE, "engine"), Overrides(methods=("flushing",), seeds=(0,), plugin_files=mine.plugin_files)
+    )
+    events = list(execute([spec], mine, 1, engine=Processes(mine, 1), policy=Policy(timeout=8)))
+    assert [type(event) for event in events] == [RunStarted, *[RoundFinished] * 3, RunFinished]
+
+
+class TwoSlots:
+    """An engine of two slots whose runs end at once, the first attempt at the second by a full memory."""
+
+    is_one_machine = True
+
+    def __init__(self) -> None:
+        self.calls, self.under_way = [], []
+
+    def slots(self) -> int:
+        return 2
+
+    def begin(self, spec):
+        self.calls.append(spec.seed)
+        self.under_way.append(spec)
+
+    def wait(self, seconds):
+        specs, self.under_way = self.under_way, []
+        lost = [spec for spec in specs if spec.seed == 1 and self.calls.count(1) == 1]
+        return [Lost(spec, "no memory") if spec in lost else RunFinished(spec, None, None) for spec in specs]
+
+    def has_begun(self, spec):
+        return True
+
+    def stop(self, spec):
+        return []
+
+    def clear(self):
+        self.calls.append("clear")
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_what_is_tried_again_has_the_machine_alone_without_idle_processes(settings):
+    specs = expand(parse_suite(SUITE, "engine"), Overrides(methods=("fedavg",), seeds=(0, 1, 2)))
+    engine = TwoSlots()
+    list(execute(specs, settings, 2, engine=engine, policy=Policy(pause=0.0)))
+    assert engine.calls == [0, 1, 2, "clear", 1, "close"]
+    pool = Processes(replace(settings, plugin_files=()), 1)
+    pool.begin(specs[0])
+    while not any(isinstance(event, RunFinished) for event in pool.wait(1.0)):
+        pass
+    (idle,) = pool._workers
+    pool.clear()
+    assert not idle.process.can_begin() and pool._workers == []
+    pool.close()
 
 
 def test_fail_fast_ends_everything_at_the_first_failure(settings):

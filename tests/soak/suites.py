@@ -44,7 +44,7 @@ _LAST = re.compile(r"\((\d+)/\1\)$")
 """At the end of a line that tells of the command's last run."""
 _OWN = {"mlflow_id", "parent", "started", "resumed_round", "seal"}
 """Columns of results that are an attempt's, not the run's."""
-_OWN_TAGS = {"fedbench.resumed_round", "fedbench.claims", "fedbench.seal"}
+_OWN_TAGS = {"fedbench.resumed_round", "fedbench.claims", "fedbench.seal", "fedbench.rounds_hash"}
 
 
 class SuiteSoak:

@@ -110,7 +110,7 @@ def test_a_suite_runs_resumes_and_is_evaluated_over_a_server(
     command = ("run", "--suite", "remote.yaml", "--engine", "in-process", "--cache-dir", "cache")
     first = fedbench(*command)
     assert first.code == 0, first.err
-    assert re.search(rf"look inside  {server}/#/experiments/\d+/runs\?.*viewStateShareKey=fedbench", first.out)
+    assert re.search(rf"look inside  {server}/#/experiments/\d+/runs\?.*orderByAsc=false", first.out)
     # everything went to the server, but claims on runs, which whoever shares the cache sees
     assert {path.name for path in tmp_path.iterdir()} == {"remote.yaml", "cache"}
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["stores"]

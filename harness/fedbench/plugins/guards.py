@@ -55,7 +55,6 @@ class Pixels:
         return self._source.read(indices)
 
     def content_hash(self) -> str:
-        """That of the images."""
         return self._source.content_hash()
 
 
@@ -69,7 +68,6 @@ class Withheld(Split):
 
     @property
     def labels(self) -> Tensor:
-        """MethodFault."""
         name = vars(self)["_name"]
         raise MethodFault(f"the labels of {name} are withheld from methods; a method must do without them.")
 

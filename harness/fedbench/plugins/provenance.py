@@ -22,10 +22,9 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.spec import RunSpec, stack_names
 from fedbench.core.version import PACKAGE, __version__
 from fedbench.kinds.registry import (
     IN_NO_FILE,
@@ -40,6 +39,10 @@ from fedbench.kinds.registry import (
     plugins_everywhere,
     strangers,
 )
+
+if TYPE_CHECKING:
+    from fedbench.core.spec import RunSpec
+
 
 _NOT_SOURCES = frozenset({"__pycache__", "fedbench-store"})
 """Folders in a package that are written by running it."""
@@ -204,6 +207,8 @@ class Codes:
 
         FedbenchError for an unknown method, or a file that cannot be read.
         """
+        from fedbench.core.spec import stack_names  # imports pydantic
+
         names = stack_names(stack)
         self._methods |= {name: self._of_method(name) for name in names if name not in self._methods}
         found = [self._methods[name] for name in names]

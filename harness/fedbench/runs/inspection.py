@@ -131,10 +131,12 @@ def looks(
     known: dict[str, MeasuredMemory] = {}
     absent: dict[tuple[str, str], Refused] = {}
     shown = {""}
-    with closing(_Here(settings) if in_process or not can_fork() else _Elsewhere(settings)) as place:
+    loader, apart = Loader(settings), Apart(settings)
+    is_here = in_process or not can_fork()
+    with closing(apart):
         for spec in _by_what_they_read(specs):
-            same = absent.get((spec.dataset, spec.backbone))
-            for answer in [same] if same else place.look(LookRequest(spec, known if is_dry else None)):
+            same, request = absent.get((spec.dataset, spec.backbone)), LookRequest(spec, known if is_dry else None)
+            for answer in [same] if same else _here(request, settings, loader) if is_here else _apart(request, apart):
                 if isinstance(answer, Refused) and answer.absent and answer.is_of_loading:
                     absent[spec.dataset, spec.backbone] = answer
                 if not isinstance(answer, str):
@@ -145,46 +147,26 @@ def looks(
                     tell(answer)
 
 
-class _Here:
-    """This process."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._loader = Loader(settings)
-
-    def look(self, request: LookRequest) -> list[str | Found]:
-        events: list[str | Found] = []
-        with plugins_everywhere(self._settings.plugin_files):
-            look(request, self._settings, self._loader.load(request.spec), events.append)
-        return events
-
-    def close(self) -> None:
-        """Nothing to give back."""
+def _here(request: LookRequest, settings: Settings, loader: Loader) -> list[str | Found]:
+    events: list[str | Found] = []
+    with plugins_everywhere(settings.plugin_files):
+        look(request, settings, loader.load(request.spec), events.append)
+    return events
 
 
-class _Elsewhere:
-    """Workers, one after another."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._apart = Apart(settings)
-
-    def look(self, request: LookRequest) -> list[str | Found]:
-        events: list[str | Found] = []
-        try:
-            code = self._apart.carry_out(Work(look, request, request.spec), events.append)
-        except (OSError, EOFError) as error:
-            raise FedbenchError(
-                f"no process could be started to prepare row {request.spec.title!r}: {type(error).__name__} {error}; "
-                "end others, or use --engine in-process."
-            ) from error
-        if not events:
-            reason = f"while its data and backbone were loaded, {exit_text(code)}."
-            raise FedbenchError(f"row {request.spec.title!r}: {reason} Nothing was run.")
-        return events if not isinstance(events[-1], str) else [*events, Failed(exit_text(code))]
-
-    def close(self) -> None:
-        """End the process, and with it the run that it prepares."""
-        self._apart.close()
+def _apart(request: LookRequest, apart: Apart) -> list[str | Found]:
+    events: list[str | Found] = []
+    try:
+        code = apart.carry_out(Work(look, request, request.spec), events.append)
+    except (OSError, EOFError) as error:
+        raise FedbenchError(
+            f"no process could be started to prepare row {request.spec.title!r}: {type(error).__name__} {error}; "
+            "end others, or use --engine in-process."
+        ) from error
+    if not events:
+        reason = f"while its data and backbone were loaded, {exit_text(code)}."
+        raise FedbenchError(f"row {request.spec.title!r}: {reason} Nothing was run.")
+    return events if not isinstance(events[-1], str) else [*events, Failed(exit_text(code))]
 
 
 def _by_what_they_read(specs: Sequence[RunSpec]) -> list[RunSpec]:
@@ -352,11 +334,6 @@ def step_bytes(run: Run) -> StepBytes:
     few, many = (saved_bytes(_on_samples(task, samples)) for samples in MEASURED)
     per_sample = (many - few) / (MEASURED[1] - MEASURED[0])
     return StepBytes(few - MEASURED[0] * per_sample, per_sample)
-
-
-def step_bytes_on(run: Run, samples: int) -> int:
-    """What autograd saves in a step of ``run`` on ``samples`` samples, measured on as many."""
-    return saved_bytes(_on_samples(_first_task(run), samples))
 
 
 def saved_bytes(task: ClientTask) -> int:

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
-
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import regular
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 
 def shown(uri: str) -> str:
@@ -69,6 +69,9 @@ def check_server(uri: str) -> None:
 
 
 def _parsed(uri: str) -> URL | None:
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         return make_url(uri)
     except (ArgumentError, ValueError):

@@ -23,7 +23,16 @@ from fedbench.tracking.artifacts import write_artifacts
 from fedbench.tracking.command import CLAIMS, CommandRun, Invocation
 from fedbench.tracking.databases import shown
 from fedbench.tracking.read import Origin, why_again
-from fedbench.tracking.record import RECORD, SEAL, seal_of, write_record, write_rounds
+from fedbench.tracking.record import (
+    RECORD,
+    ROUNDS,
+    ROUNDS_HASH,
+    SEAL,
+    rounds_hash,
+    rounds_text,
+    seal_of,
+    write_record,
+)
 from fedbench.tracking.recording import (
     NOTE,
     Patience,
@@ -89,7 +98,6 @@ class _OpenRun:
 
     @property
     def name(self) -> str:
-        """As MLflow shows it."""
         return f"{self.spec.title} · seed {self.spec.seed}"
 
     @property
@@ -161,14 +169,12 @@ class Tracking:
 
     @hookimpl
     def run_started(self, spec: RunSpec, info: RunInfo) -> None:
-        """Everything that is known before the first round."""
         run = self._opened(spec)
         run.tags |= info_tags(info)
         run.dataset = dataset_of(spec.dataset, info.data_hash)
 
     @hookimpl
     def round_finished(self, spec: RunSpec, record: RoundRecord) -> None:
-        """The round's metrics and costs, sent with those of other rounds."""
         run = self._open[spec.run_id]
         run.bytes_up += record.bytes_up
         run.bytes_down += record.bytes_down
@@ -189,13 +195,13 @@ class Tracking:
 
     @hookimpl
     def run_finished(self, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
-        """The final metrics and the artifacts; the run is FINISHED."""
         run = self._open[spec.run_id]
         sent = sum(record.bytes_up + record.bytes_down for record in result.records)
         summary = {**result.summary, "seconds": result.seconds, "megabytes": sent / 1e6}
         run.measured({f"{FINAL}{name}": value for name, value in summary.items()})
         tags = {NOTE: run_note(spec, result.summary, run.last_round)}
         tags |= {EXECUTOR: result.executor} if result.executor else {}
+        tags[ROUNDS_HASH] = rounds_hash(rounds_text(run.rounds))
         run.tags |= tags
         # over what the store has in the end
         run.tags[SEAL] = tags[SEAL] = seal_of(run.data)
@@ -227,7 +233,6 @@ class Tracking:
 
     @hookimpl
     def run_skipped(self, spec: RunSpec) -> None:
-        """The command has one run less to carry out."""
         self._command.skipped()
 
     def interrupt(self) -> None:
@@ -237,7 +242,6 @@ class Tracking:
         self._command.interrupt()
 
     def end_dead_commands(self) -> None:
-        """Mark the runs of commands whose process has died."""
         self._command.end_dead()
 
     def _opened(self, spec: RunSpec) -> _OpenRun:
@@ -279,11 +283,11 @@ class Tracking:
                 shutil.rmtree(folder, ignore_errors=True)  # what a try left that failed
                 folder.mkdir(parents=True)
                 write_artifacts(folder, run.spec, info, result)
-                write_rounds(folder, run.rounds)
+                (folder / ROUNDS).write_bytes(rounds_text(run.rounds))
                 return
             with tempfile.TemporaryDirectory() as temporary:
                 write_artifacts(Path(temporary), run.spec, info, result)
-                write_rounds(Path(temporary), run.rounds)
+                (Path(temporary) / ROUNDS).write_bytes(rounds_text(run.rounds))
                 if database_of(self._uri) is None:  # else it would be in the folder of another store
                     write_record(Path(temporary), self._stored(run, "FINISHED"))
                 self._client.log_artifacts(run.id, temporary)

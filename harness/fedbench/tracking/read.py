@@ -152,11 +152,9 @@ class FolderReader(Reader):
         self._database = database
 
     def suites(self) -> list[str]:
-        """Those with an experiment."""
         return list(self._listing.folders)
 
     def runs(self, suite: str | None) -> Iterable[tuple[str, Any]]:
-        """Suite and run of every run of the suite (None: of all), as `Reader.runs`."""
         found: list[tuple[str, Any]] = []
         without: list[str] = []
         deleted = set(self._listing.deleted)
@@ -182,19 +180,16 @@ class FolderReader(Reader):
         return sorted(found, key=lambda one: (-int(one[1].info.start_time), one[1].info.run_id))
 
     def tags(self, run: str) -> Mapping[str, str]:
-        """Of a run, or the parent of a command, by its MLflow id; none where it was purged."""
         file = self._file(run, RECORD)
         return super().tags(run) if file is None else read_record(file).data.tags
 
     def values(self, runs: Sequence[str], names: Sequence[str]) -> list[Value]:
-        """The values by round of the metrics ``names``, in order of the rounds."""
         files = {run: file for run in runs if (file := self._file(run, ROUNDS)) is not None}
-        found = [(run, *point) for run, file in files.items() for point in read_rounds(file, names)]
+        found = [(run, *point) for run, file in files.items() for point in read_rounds(file, names, self.tags(run))]
         rest = [run for run in runs if run not in files]
         return found + (super().values(rest, names) if rest else [])
 
     def artifact(self, run: str, name: str, folder: Path) -> Path | None:
-        """The artifact as a file; None where the run has none."""
         if self._file(run, RECORD) is None:
             return super().artifact(run, name, folder)
         return self._file(run, name)

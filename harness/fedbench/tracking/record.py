@@ -1,13 +1,15 @@
 """The two files by which a stored run is read: ``run.json``, all but its curves, and ``rounds.csv``, its curves.
 
-A finished run has a seal in the first: a digest of all that counts, so that a number that changed on a disk, or was
-changed by hand, is noticed. In MLflow the seal is a tag of the run, and is checked there too.
+A finished run has a seal in the first: a digest of all that counts, the digest of the second among it, so that a number
+that changed on a disk, or was changed by hand, is noticed. In MLflow the seal is a tag of the run, and is checked there
+too.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import math
 import os
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 RECORD, ROUNDS = "run.json", "rounds.csv"
 SEAL = "fedbench.seal"
 """Tag: the digest of a finished run."""
+ROUNDS_HASH = "fedbench.rounds_hash"
+"""Tag: the digest of its ``rounds.csv``."""
 _OURS = "fedbench."
 """Tags of MLflow's own, notes for instance, may be edited in its interface."""
 _ROUND = "round"
@@ -47,6 +51,15 @@ def check_seal(run: StoredRun | Run) -> None:
             f"run {run.data.tags.get('fedbench.run_id', '')} ({run.info.run_id}) is not what was recorded: the store "
             "is damaged, or the run was changed by hand; put a copy of the store back, or delete the run "
             f"(mlflow runs delete --run-id {run.info.run_id}) and make it again."
+        )
+
+
+def require_seal(run: StoredRun | Run) -> None:
+    """FedbenchError where a finished run has no seal: whoever changes another's run may have removed it."""
+    if run.info.status == "FINISHED" and SEAL not in run.data.tags:
+        raise FedbenchError(
+            f"run {run.data.tags.get('fedbench.run_id', '')} ({run.info.run_id}) has no seal, so nothing tells whether "
+            "it is as it was recorded; ask for the store as fedbench wrote it, or make the run again."
         )
 
 
@@ -92,20 +105,37 @@ def read_record(file: Path) -> StoredRun:
     return StoredRun(info, data)
 
 
-def write_rounds(folder: Path, rounds: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-    """Write ``rounds.csv``: a line a round, a column a metric; a cell is empty where the round has no such metric."""
+def rounds_text(rounds: Sequence[tuple[int, Mapping[str, float]]]) -> bytes:
+    """``rounds.csv``: a line a round, a column a metric; a cell is empty where the round has no such metric."""
     names = list(dict.fromkeys(name for _, values in rounds for name in values))
-    with (folder / ROUNDS).open("w", encoding="utf-8", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow([_ROUND, *names])
-        # the shortest text that gives the same float again
-        lines.writerows([number, *(values.get(name, "") for name in names)] for number, values in rounds)
+    text = io.StringIO(newline="")
+    lines = csv.writer(text)
+    lines.writerow([_ROUND, *names])
+    # the shortest text that gives the same float again
+    lines.writerows([number, *(values.get(name, "") for name in names)] for number, values in rounds)
+    return text.getvalue().encode()
 
 
-def read_rounds(file: Path, names: Collection[str]) -> list[tuple[int, str, float]]:
-    """Round, metric and value of everything that `write_rounds` wrote of the metrics ``names``."""
+def rounds_hash(text: bytes) -> str:
+    """The digest of a ``rounds.csv``, as `ROUNDS_HASH` has it."""
+    return hashlib.sha256(text).hexdigest()
+
+
+def check_rounds(file: Path, tags: Mapping[str, str]) -> bytes:
+    """The content of a run's ``rounds.csv``; FedbenchError where its digest is not that of the run's ``tags``."""
+    text = read_bytes(file) if file.is_file() else b""
+    if tags.get(ROUNDS_HASH, rounds_hash(text)) != rounds_hash(text):
+        raise FedbenchError(
+            f"the rounds of a run {str(file)!r} are not what was recorded: the file is damaged, or was changed by "
+            "hand; put a copy of the store back, or repeat the run with --rerun."
+        )
+    return text
+
+
+def read_rounds(file: Path, names: Collection[str], tags: Mapping[str, str]) -> list[tuple[int, str, float]]:
+    """Round, metric and value of everything that the ``rounds.csv`` of the run with these ``tags`` has of ``names``."""
     try:
-        heading, *lines = csv.reader(read_bytes(file).decode().splitlines())
+        heading, *lines = csv.reader(check_rounds(file, tags).decode().splitlines())
         wanted = [(column, name) for column, name in enumerate(heading) if column and name in names]
         return [(int(line[0]), name, float(line[at])) for line in lines for at, name in wanted if line[at]]
     except (OSError, ValueError, IndexError) as error:

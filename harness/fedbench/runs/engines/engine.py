@@ -148,6 +148,7 @@ class _Schedule:
                 attempt = self._waiting.popleft()
             elif self._again and self._may_go_again(self._again[0]):
                 attempt = self._again.popleft()
+                self._engine.clear()  # idle workers hold memory as well
             elif elsewhere:
                 attempt, elsewhere = self._elsewhere.popleft(), elsewhere - 1
             else:
@@ -189,8 +190,8 @@ class _Schedule:
             return replace(failed, reason=f"{failed.reason} (attempt {attempt.number} of {self._policy.retries + 1})")
         return failed
 
-    def _overdue(self) -> list[RunFailed]:
-        """End the runs that have taken too long."""
+    def _overdue(self) -> list[Event | Lost]:
+        """End the runs that have taken too long. One that had ended by itself did so in time."""
         limit = self._policy.timeout
         if limit is None:
             return []
@@ -200,9 +201,10 @@ class _Schedule:
                 attempt.began = now
             if attempt.began is not None and now - attempt.began > limit:
                 late.append(attempt)
-        for attempt in late:
-            self._engine.stop(attempt.spec)
-        return [RunFailed(attempt.spec, f"timed out: took more than {limit:g} s (--run-timeout)") for attempt in late]
+        reason = f"timed out: took more than {limit:g} s (--run-timeout)"
+        return [
+            event for attempt in late for event in self._engine.stop(attempt.spec) or [RunFailed(attempt.spec, reason)]
+        ]
 
     def _forgive(self, away: float) -> None:
         """Runs waited while whoever listens was ``away`` for long, for a store that could not be written, say."""
@@ -238,17 +240,14 @@ class InProcess:
         self._thread: threading.Thread | None = None
 
     def slots(self) -> int:
-        """One."""
         return 1
 
     def begin(self, spec: RunSpec) -> None:
-        """Begin a run in a thread of its own."""
         arguments = (spec, self._settings, NOTHING, self._events.put)
         self._thread = threading.Thread(target=attempt, args=arguments, name=RUN_THREAD, daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> list[Event | Lost]:
-        """The next event."""
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:
@@ -258,15 +257,15 @@ class InProcess:
         return [event]
 
     def has_begun(self, spec: RunSpec) -> bool:
-        """At once."""
         return True
 
-    def stop(self, spec: RunSpec) -> None:
+    def stop(self, spec: RunSpec) -> list[Event | Lost]:
         """Raises FedbenchError: a thread can't be ended from outside."""
         raise FedbenchError("a run in this process can't be stopped; use --engine processes with --run-timeout.")
 
-    def close(self) -> None:
-        """Nothing to give back; a run under way goes on until the process ends."""
+    def clear(self) -> None: ...
+
+    def close(self) -> None: ...  # a run under way goes on until the process ends
 
 
 @dataclass(eq=False)
@@ -300,11 +299,9 @@ class Processes:
         self._unbegun: list[Event | Lost] = []
 
     def slots(self) -> int:
-        """The size of the pool."""
         return self._slots
 
     def begin(self, spec: RunSpec) -> None:
-        """Begin a run, in a worker that is free or in a new one."""
         try:
             worker = self._free() or self._new()
             worker.process.begin(Work(attempt, spec, spec))
@@ -314,7 +311,6 @@ class Processes:
         worker.spec = spec
 
     def wait(self, seconds: float) -> list[Event | Lost]:
-        """Events of all processes; `Lost` for each that ended before its run."""
         events: list[Event | Lost] = [*self._unbegun]
         self._unbegun.clear()
         signs = {sign: worker for worker in self._workers if worker.spec for sign in worker.process.signs()}
@@ -342,17 +338,25 @@ class Processes:
         return events
 
     def has_begun(self, spec: RunSpec) -> bool:
-        """At once."""
         return True
 
-    def stop(self, spec: RunSpec) -> None:
-        """Kill the process that has the run."""
+    def stop(self, spec: RunSpec) -> list[Event | Lost]:
+        unreported: list[Event | Lost] = []
         for worker in [w for w in self._workers if w.spec is not None and w.spec.run_id == spec.run_id]:
+            events = self._events_of(worker)
+            if worker.spec is None:  # it has been done with the run since the last look
+                return events
+            unreported = [*events, worker.end] if worker.end else []
             worker.process.stop()
             self._freed(worker)
+        return unreported
+
+    def clear(self) -> None:
+        for worker in [w for w in self._workers if w.spec is None]:
+            worker.process.close()
+            self._workers.remove(worker)
 
     def close(self) -> None:
-        """End all processes."""
         for worker in self._workers:
             worker.process.close()
         self._workers.clear()
