@@ -20,8 +20,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import Scale, load_suite
-from fedbench.tracking.record import SEAL, seal_of
-from fedbench.tracking.schema import store_uri
+from fedbench.tracking.schema import SEAL, seal_of, store_uri
 from fedbench_boards.exchange.checks import _beside_suite, _notes, _of_row, check_alike, check_folder
 from fedbench_boards.exchange.folder import FILES, MANIFEST, digests, read_folder
 from fedbench_boards.exchange.merging import _diverged, merge

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
@@ -10,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.spec import RunSpec
 from fedbench.rounds.executors.cohort import Cohort, Plan
 from fedbench.rounds.executors.sequential import Sequential
-from fedbench.rounds.state import RunState, _checksum, load_state, save_state
+from fedbench.rounds.state import RunState, load_state, save_state
 from fedbench.runs import checkpoint
 from fedbench.runs.checkpoint import Checkpointing, discard
 from fedbench.runs.engines.engine import execute
@@ -262,28 +260,6 @@ def test_a_state_comes_back_with_its_order_its_empty_parts_and_the_layout_of_its
     assert repr(again) == repr(state) and list(again.clients) == [7, 2, 5] and again.clients[2] == {"m": {}}
     for one, other in ((state.weights, again.weights), (state.server["m"], again.server["m"])):
         assert [tensor.stride() for tensor in other.values()] == [tensor.stride() for tensor in one.values()]
-
-
-def test_a_state_of_the_format_before_is_read_as_it_was_written(tmp_path):
-    kernels = torch.randn(8, 4, 3, 3).contiguous(memory_format=torch.channels_last)
-    facts = {
-        "round": 3,
-        "run_id": "run",
-        "progress": {},
-        "names": ["weights|z"],
-        "server": [],
-        "clients": [],
-        "own": [],
-    }
-    flat = {"weights|z": kernels.contiguous()}
-    text = json.dumps({**facts, "strides": {"weights|z": kernels.stride()}})
-    save_file(
-        flat,
-        tmp_path / "state",
-        {"format": "fedbench-state-2", "run": text, "sha256": _checksum(flat, text)},
-    )
-    (found,) = load_state(tmp_path / "state", "run").weights.values()
-    assert torch.equal(found, kernels) and found.stride() == kernels.stride()
 
 
 def test_a_file_has_the_memory_of_its_tensors_in_their_order_and_copies_what_they_share(tmp_path):

@@ -8,9 +8,9 @@ from fedbench.models import feature_cache
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
-from fedbench.tracking.command import Invocation
 from fedbench.tracking.evaluation import evaluate_elsewhere
 from fedbench.tracking.listener import Tracking
+from fedbench.tracking.recording import Invocation
 from fedbench.tracking.schema import store_uri
 from tests.datasets.pictures import picture
 

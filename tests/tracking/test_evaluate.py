@@ -21,9 +21,9 @@ from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
 from fedbench.tracking import artifacts, store
-from fedbench.tracking.command import Invocation
 from fedbench.tracking.evaluation import Evaluation, beside, evaluate_again, find_run, is_history
 from fedbench.tracking.listener import Tracking
+from fedbench.tracking.recording import Invocation
 from fedbench.tracking.schema import store_uri
 
 PERSONAL = '''

@@ -16,11 +16,10 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.tracking import read, store
-from fedbench.tracking.command import Invocation
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.read import FolderReader, Reader, open_reader
-from fedbench.tracking.record import read_rounds
-from fedbench.tracking.schema import database_of, store_uri
+from fedbench.tracking.recording import Invocation
+from fedbench.tracking.schema import database_of, read_rounds, store_uri
 
 # isort: split
 from mlflow.entities import Metric, Param, RunTag

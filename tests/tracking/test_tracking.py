@@ -34,12 +34,10 @@ from fedbench.testing import tiny_dataset, tiny_spec
 from fedbench.toolkit.local_training import local_sgd
 from fedbench.tracking import artifacts, recording, store
 from fedbench.tracking import listener as tracking
-from fedbench.tracking.command import Invocation
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.read import Origin, open_reader, stored_runs
-from fedbench.tracking.record import SEAL, check_rounds, read_record, read_rounds
-from fedbench.tracking.recording import metric_name
-from fedbench.tracking.schema import local_artifacts, store_uri
+from fedbench.tracking.recording import Invocation, metric_name
+from fedbench.tracking.schema import SEAL, check_rounds, local_artifacts, read_record, read_rounds, store_uri
 from fedbench.tracking.store import ui_command
 from fedbench.tracking.tags import flat_params, run_tags
 from fedbench.workflow.execution import invocation

@@ -15,9 +15,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pandas as pd
-from mlflow import MlflowClient
-from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.answers import require_predictions
@@ -41,6 +38,10 @@ from fedbench.tracking.store import filed, open_store, runs_of
 from fedbench.tracking.tags import RunTags
 
 # isort: split
+# after fedbench.tracking.store, which turns MLflow's telemetry off before MLflow is first imported
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 
 SHORTEST = 4
 """Hex digits of an id that must be given at least."""
@@ -150,8 +151,6 @@ def _download(client: MlflowClient, stored: Run, folder: Path) -> Path:
         reason = " ".join(str(error).split())[:400]
         raise FedbenchError(f"the artifacts of run {described(stored)} cannot be read: {reason}") from error
 
-
-# isort: split
 
 _OF_CURVES = ("last10_accuracy", "oracle_accuracy", "oracle_round")
 _COSTS = ("train_loss", "bytes_up", "bytes_down", "train_seconds", "seconds")

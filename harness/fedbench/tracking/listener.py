@@ -1,7 +1,7 @@
 """MLflow as a listener: one experiment a suite, one MLflow run a `RunSpec`, filed under one for the command.
 
 A run is held back for its first seconds: one that has ended by then costs four calls. Where the store is a folder
-here, its files are written into it, the one by which it is read (`fedbench.tracking.record`) at last.
+here, its files are written into it, the one by which it is read (`fedbench.tracking.schema`) at last.
 """
 
 from __future__ import annotations
@@ -20,21 +20,13 @@ from fedbench.core.spec import RunSpec
 from fedbench.plugins.provenance import Codes
 from fedbench.runs.engines.claims import Claims
 from fedbench.tracking.artifacts import write_artifacts
-from fedbench.tracking.command import CLAIMS, CommandRun, Invocation
 from fedbench.tracking.databases import shown
 from fedbench.tracking.read import Origin, why_again
-from fedbench.tracking.record import (
-    RECORD,
-    ROUNDS,
-    ROUNDS_HASH,
-    SEAL,
-    rounds_hash,
-    rounds_text,
-    seal_of,
-    write_record,
-)
 from fedbench.tracking.recording import (
+    CLAIMS,
     NOTE,
+    CommandRun,
+    Invocation,
     Patience,
     begin_run,
     dataset_of,
@@ -47,7 +39,22 @@ from fedbench.tracking.recording import (
     patient,
     tags_under,
 )
-from fedbench.tracking.schema import FAILURE, FINAL, StoredData, StoredInfo, StoredRun, database_of
+from fedbench.tracking.schema import (
+    FAILURE,
+    FINAL,
+    RECORD,
+    ROUNDS,
+    ROUNDS_HASH,
+    SEAL,
+    StoredData,
+    StoredInfo,
+    StoredRun,
+    database_of,
+    rounds_hash,
+    rounds_text,
+    seal_of,
+    write_record,
+)
 from fedbench.tracking.store import experiment_of, open_store, run_folders
 from fedbench.tracking.tags import (
     code_tags,

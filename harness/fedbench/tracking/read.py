@@ -1,6 +1,6 @@
 """Reading a store: its runs, and the values of a metric by round; what it has of requested runs.
 
-A store that is a folder here is read from the files that its runs have there, see `fedbench.tracking.record`. MLflow
+A store that is a folder here is read from the files that its runs have there, see `fedbench.tracking.schema`. MLflow
 is asked only which of them were deleted, and its answer holds until its database is written again. MLflow reads every
 other store, and those suites of a folder whose runs have no such files.
 """
@@ -22,8 +22,20 @@ from fedbench.kinds.registry import IN_NO_FILE
 from fedbench.plugins.provenance import versions
 from fedbench.suites.suite import is_read_as, may_hold
 from fedbench.tracking.databases import check_database
-from fedbench.tracking.record import RECORD, ROUNDS, check_seal, read_record, read_rounds
-from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, StoredRun, database_of, filed_as, local_artifacts
+from fedbench.tracking.schema import (
+    EXPERIMENT,
+    INVOCATION,
+    KIND,
+    RECORD,
+    ROUNDS,
+    StoredRun,
+    check_seal,
+    database_of,
+    filed_as,
+    local_artifacts,
+    read_record,
+    read_rounds,
+)
 from fedbench.tracking.tags import RunTags
 
 if TYPE_CHECKING:

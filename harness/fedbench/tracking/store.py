@@ -32,8 +32,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.files import name_once
 from fedbench.suites.suite import is_read_as, may_hold
 from fedbench.tracking.databases import check_database, check_server, mask_messages, masked, shown
-from fedbench.tracking.record import check_seal
-from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SQLITE, database_of, filed_as, folder_at
+from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SQLITE, check_seal, database_of, filed_as, folder_at
 
 _PAGE = 1000
 _TABLES_SECONDS = 120

@@ -22,11 +22,10 @@ from fedbench.runs.engines.engine import InProcess, Policy, Processes, default_w
 from fedbench.runs.engines.events import Event, RunFailed, notify
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite, asked_for
-from fedbench.tracking.command import Invocation
 from fedbench.tracking.databases import check_server
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.read import stored_runs
-from fedbench.tracking.recording import HURRY, StoreUnavailable
+from fedbench.tracking.recording import HURRY, Invocation, StoreUnavailable
 from fedbench.tracking.schema import store_uri
 from fedbench.workflow import plan
 from fedbench.workflow.screen import Screen

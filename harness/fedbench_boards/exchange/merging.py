@@ -17,9 +17,22 @@ import pandas as pd
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
 from fedbench.tracking.databases import shown
-from fedbench.tracking.record import RECORD, ROUNDS, SEAL, check_rounds, require_seal, write_record
 from fedbench.tracking.recording import PARENT, begin_run, log
-from fedbench.tracking.schema import EXPERIMENT, FINAL, INVOCATION, KIND, database_of, local_artifacts, store_uri
+from fedbench.tracking.schema import (
+    EXPERIMENT,
+    FINAL,
+    INVOCATION,
+    KIND,
+    RECORD,
+    ROUNDS,
+    SEAL,
+    check_rounds,
+    database_of,
+    local_artifacts,
+    require_seal,
+    store_uri,
+    write_record,
+)
 from fedbench.tracking.store import experiment_of, open_store, run_folders, runs_of
 from fedbench.tracking.tags import RunTags
 from fedbench_boards.exchange.checks import Checked, check_alike
