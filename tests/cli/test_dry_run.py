@@ -126,7 +126,7 @@ def test_a_model_without_weights_takes_no_step() -> None:
 def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
     """`fedbench ARGUMENTS` in an empty folder, on the tiny data set; what it says."""
     monkeypatch.chdir(tmp_path)
-    for module in ("fedbench.runs.prepare", "fedbench.runs.prepare"):
+    for module in ("fedbench.runs.prepare",):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
     monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
 

@@ -64,7 +64,6 @@ class Terms:
 
     @hookimpl
     def loss_terms(self, step):
-        """The term."""
         self.asked += 1
         return self.term(step)
 
@@ -171,7 +170,6 @@ def test_what_a_client_received_knows_and_keeps_is_its_own():
     class Own:
         @hookimpl
         def broadcast(self, task):
-            """Another centre for every client."""
             return Broadcast(task.weights, {"centre": torch.tensor(float(task.client))})
 
         @hookimpl
@@ -183,7 +181,6 @@ def test_what_a_client_received_knows_and_keeps_is_its_own():
 
         @hookimpl
         def after_training(self, task, update):
-            """Rounds so far, and the client's number."""
             before = task.state.get("own", {"count": torch.tensor(0.0)})["count"]
             task.state["own"] = {"count": before + 1 + task.client}
 
@@ -211,7 +208,6 @@ def test_clients_that_keep_different_things_are_trained_apart(monkeypatch):
     class Keeps:
         @hookimpl
         def loss_terms(self, step):
-            """A pull only for clients that keep something."""
             kept = step.task.state.get("keeps")
             return None if kept is None else (step.weights["head.bias"] - kept["bias"]).square().sum()
 
@@ -482,7 +478,6 @@ def test_clients_side_by_side_are_trained_by_as_many_threads():
     class Meets:
         @hookimpl
         def local_train(self, task):
-            """Goes on when another thread is here too."""
             names.add(threading.current_thread().name)
             meeting.wait()
             return local_sgd(task)

@@ -35,7 +35,6 @@ class Named:
 
     @hookimpl
     def private(self, model, spec):
-        """The names given."""
         return self.names
 
 
@@ -44,7 +43,6 @@ class Keeps(Named):
 
     @hookimpl
     def aggregate(self, task):
-        """The default's."""
         self.seen.append(task)
         return average(task)
 

@@ -6,13 +6,12 @@ What starts a cluster is `slow`; `test_ray_engine.py` has the engine on a fake o
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,6 @@ from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.runs.checkpoint import Checkpointing
-from fedbench.runs.engines import ray as ray_engine
 from fedbench.runs.engines.engine import InProcess, execute
 from fedbench.runs.engines.events import Event, RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted
 from fedbench.runs.engines.ray import RayCluster, check_device, environment, ship
@@ -41,6 +39,7 @@ from fedbench.tuning.storage import open_storage, storage_url
 from fedbench.tuning.studies import Budget, Record, open_study
 from fedbench.tuning.trial import Tuned
 from fedbench.tuning.worker import Job, TrialBegan, TrialEnded, WorkerFailed, work
+from tests.runs.kit import outcomes
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party_package" / "example_median.py"
 SUITE = """
@@ -93,16 +92,6 @@ class Waiting:
 FAULTY = (
     WAITING.replace("waiting", "faulty").replace("task.round == 2", "1 / 0").replace('"FEDBENCH_TEST_FOLDER"', '"PATH"')
 )
-SPOILING = WAITING.replace("waiting", "spoiling").replace(
-    "\n        return average(task)\n",
-    """
-        answer = average(task)
-        fedbench.toolkit.fedavg.average = lambda task: {name: value * 0 for name, value in task.weights.items()}
-        import torch
-        torch.set_default_dtype(torch.float64)
-        return answer
-""",
-)
 
 
 @pytest.fixture(scope="module")
@@ -146,20 +135,6 @@ def specs_of(settings: Settings, **given: Any) -> list[RunSpec]:
     return expand(parse_suite(SUITE, "ray"), Overrides(plugin_files=settings.plugin_files, **given))
 
 
-def outcomes(events: Iterable[Event]) -> dict[str, Any]:
-    """All that a run gives, times aside."""
-    return {
-        event.spec.run_id: (
-            [(record.round, record.metrics, record.bytes_up, record.bytes_down) for record in event.result.records],
-            {name: value for name, value in event.result.summary.items() if "seconds" not in name},
-            event.result.predictions,
-            {name: array.tobytes() for name, array in event.result.weights.items()},
-        )
-        for event in events
-        if isinstance(event, RunFinished)
-    }
-
-
 def wait_for(file: Path, seconds: float = 600) -> str:
     until = time.monotonic() + seconds
     while not file.exists() and time.monotonic() < until:
@@ -188,7 +163,6 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
     threading.Thread(target=kill, daemon=True).start()
     engine = RayCluster(replace(settings, checkpoints=kept), address, 1, 0)
     assert engine.slots() == 2
-    assert len(list(kept.folder.glob("shared-*"))) == 1
     clustered = list(execute(specs, settings, 1, engine=engine))
 
     assert outcomes(clustered) == outcomes(alone)
@@ -204,25 +178,8 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
         (failed,) = [event for event in events if isinstance(event, RunFailed)]
         assert failed.reason.startswith("ZeroDivisionError") and "seed 0" in failed.reason
         assert "1 / 0" in failed.details and "faulty.py" in failed.details
-    # whoever stores the results deletes the checkpoints, where the disk is shared
-    assert list(kept.folder.glob("shared-*")) == []
+    # whoever stores the results deletes the checkpoints
     assert (kept.folder / retried.spec.run_id).is_dir()
-
-
-@pytest.mark.slow
-def test_a_run_on_a_cluster_changes_nothing_for_the_next_one_on_the_same_worker(
-    address: str, settings: Settings, tmp_path: Path
-) -> None:
-    (tmp_path / "plugins" / "spoiling.py").write_text(SPOILING)
-    settings = replace(settings, plugin_files=(tmp_path / "plugins" / "spoiling.py",))
-    methods = ("fedavg", "spoiling")
-    first, second, spoiling = specs_of(settings, methods=methods, seeds=(0, 1))[:3]
-    assert [first.method, second.method, spoiling.method] == ["fedavg", "fedavg", "spoiling"]
-    engine = RayCluster(settings, address, 1, 0, workers=1)
-    events = list(execute([first, spoiling, second], settings, 1, engine=engine))
-    alone = outcomes(execute([first, second], settings, 1, engine=InProcess(settings)))
-    clustered = outcomes(events)
-    assert {run: clustered[run] for run in alone} == alone and len(clustered) == 3
 
 
 @pytest.mark.slow
@@ -274,26 +231,6 @@ def test_workers_get_settings_from_the_environment_but_no_secrets(monkeypatch: p
     assert not {"HF_TOKEN", "FEDBENCH_PASSWORD", "AWS_REGION"} & set(sent)
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_checkpoints_of_a_finished_run_go_from_a_machine_that_has_a_disk_of_its_own(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_shared: bool
-) -> None:
-    (spec,) = specs_of(settings, methods=("fedavg",), seeds=(0,))
-    checkpoints = Checkpointing(tmp_path / "kept", {spec.run_id: "code"}, every=1)
-    kept = replace(settings, plugin_files=(), checkpoints=checkpoints)
-    (tmp_path / "sent").mkdir()
-    shipped = ship(tmp_path / "sent", ())
-    (tmp_path / "kept" / "other").mkdir(parents=True)
-    marker = tmp_path / "kept" / "shared-1"
-    if is_shared:
-        marker.touch()
-    monkeypatch.setattr(ray_engine, "where", lambda: "here")
-    events = [pickle.loads(message) for message in ray_engine.run(shipped, marker, spec, kept)]
-    assert events[0] == "here"
-    assert isinstance(events[-1], RunFinished)
-    assert (tmp_path / "kept" / spec.run_id).exists() == is_shared and (tmp_path / "kept" / "other").is_dir()
-
-
 @pytest.mark.slow
 def test_the_runs_of_a_node_that_is_lost_are_done_on_another(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -337,16 +274,6 @@ def test_without_ray_the_command_says_how_to_install_it(
     assert 'pip install "fedbench-harness[ray]"' in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.slow
-def test_gpus_that_are_not_there_are_refused_with_what_there_is(address: str, settings: Settings) -> None:
-    with pytest.raises(FedbenchError, match="asks for 1 CPUs and 0.5 GPUs .*cluster has .*1 CPUs and 0 GPUs"):
-        RayCluster(settings, address, 1, 0.5)
-    with pytest.raises(FedbenchError, match="asks for 2 CPUs"):
-        RayCluster(settings, address, 2, 0)
-    with pytest.raises(FedbenchError, match="whole number"):
-        RayCluster(settings, address, 1, 1.5)
-
-
 def test_a_run_on_a_gpu_needs_one_set_aside_for_it(settings: Settings) -> None:
     (spec,) = specs_of(settings, methods=("fedavg",), seeds=(0,))
     check_device(spec, 0)
@@ -356,14 +283,6 @@ def test_a_run_on_a_gpu_needs_one_set_aside_for_it(settings: Settings) -> None:
         check_device(on_gpu, 0)
     with pytest.raises(FedbenchError, match="numbered from 0"):
         check_device(spec.model_copy(update={"device": "cuda:1"}), 1)
-
-
-@pytest.mark.slow
-def test_a_cluster_that_is_not_there_is_an_error(settings: Settings, address: str) -> None:
-    with pytest.raises(FedbenchError, match="ray start --head"):
-        RayCluster(settings, "127.0.0.1:1", 1, 0)
-    with pytest.raises(FedbenchError, match="client protocol"):
-        RayCluster(settings, "ray://127.0.0.1:10001", 1, 0)
 
 
 class _Machines:

@@ -79,7 +79,6 @@ class Started:
         self._reader.start()
 
     def age(self) -> float:
-        """Seconds since it was started."""
         return time.monotonic() - self.began
 
     def ended(self) -> int | None:
@@ -118,7 +117,6 @@ class Started:
         return target
 
     def close(self) -> None:
-        """Nothing of it runs any longer."""
         self._process.wait()
         self._reader.join(10)
         with suppress(ProcessLookupError):

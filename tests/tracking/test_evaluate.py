@@ -76,7 +76,6 @@ class Recorded:
     specs: dict[str, RunSpec]
 
     def run(self, method: str) -> Any:
-        """The MLflow run of a method."""
         return find_run(client_of(self.uri), self.specs[method].run_id)
 
     def files(self, method: str) -> Path:

@@ -107,7 +107,6 @@ def mine(folder: Path) -> Reader:
 
 
 def theirs(folder: Path) -> Reader:
-    """MLflow alone."""
     return Reader(store_uri(str(folder)))
 
 

@@ -86,8 +86,7 @@ def fedbench(
     """`fedbench ARGUMENTS --store SERVER` in an empty folder, on the tiny data set."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "remote.yaml").write_text(SUITE)
-    for module in ("fedbench.runs.prepare", "fedbench.runs.prepare"):
-        monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
+    monkeypatch.setattr("fedbench.runs.prepare.load_dataset", lambda *_, **__: tiny_dataset())
     monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
 
     def call(*arguments: str) -> Ended:

@@ -431,7 +431,6 @@ class Fixed(Codes):
         self._harness, self._hashes = harness, methods
 
     def of(self, stack: str, plugins: Sequence[Registered] = ()) -> RunCode:
-        """The given hashes."""
         return RunCode(self._harness, tuple(MethodCode(name, self._hashes[name]) for name in stack.split("+")))
 
 

@@ -144,7 +144,6 @@ class Assembly:
     """The method that gives clients models of their own."""
 
     def answers(self, hook: str) -> tuple[str, ...]:
-        """The methods that answer ``hook``, in call order."""
         return self.owners.get(hook, ())
 
     def answers_first(self, hook: str) -> str:

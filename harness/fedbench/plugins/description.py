@@ -83,7 +83,6 @@ def _usable(name: str) -> Description | None:
 
 
 def _place() -> Path:
-    """Where the descriptions by the sources as they are now are kept."""
     every = dict(file for root in roots().values() for file in files_under(root))
     files = {name: path for name, path in every.items() if path.suffix == ".py"}
     points = sorted(f"{point.name} = {point.value}" for point in installed(METHOD))

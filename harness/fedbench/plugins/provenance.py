@@ -175,7 +175,6 @@ class MethodCode:
     """Name of the ``--plugin`` file; ``object:CLASS`` of a class that a program brought."""
 
     def as_json(self) -> dict[str, str]:
-        """What there is to say of it, by name."""
         return {name: value for name, value in asdict(self).items() if value}
 
 
@@ -226,12 +225,10 @@ class Codes:
 
     @cached_property
     def harness(self) -> str:
-        """Hash of the harness, which is in the code of every run."""
         return harness_hash()
 
     @cached_property
     def everything(self) -> str:
-        """`code_hash` with the plugin files."""
         return code_hash(self._plugin_files)
 
     @cached_property
@@ -240,7 +237,6 @@ class Codes:
         return tuple({"plugin": file.name, "hash": _digest_of_file(file)} for file in self._plugin_files)
 
     def _of_method(self, name: str) -> MethodCode | None:
-        """None for a method of the harness's own."""
         return self._of_source(name, look_up(METHOD, name, plugin_files=self._plugin_files).source)
 
     def _of_source(self, name: str, source: Path | EntryPoint | type) -> MethodCode | None:
@@ -330,7 +326,6 @@ def digest_of_code(definitions: Iterable[type | FunctionType]) -> str:
 
 
 def _file_of(definition: type | FunctionType) -> Path | None:
-    """The file of its module; None where it has none."""
     file = getattr(sys.modules.get(definition.__module__), "__file__", None)
     return Path(file) if file is not None and Path(file).is_file() else None
 
@@ -398,7 +393,6 @@ def _imports(file: Path, root: Path, package: str, others: Mapping[str, Path]) -
 
 
 def _is_file_name(text: str) -> bool:
-    """Whether a string may name a file below a folder."""
     path = Path(text)
     return 0 < len(text) < _LONGEST_NAME and "\0" not in text and not path.is_absolute() and ".." not in path.parts
 

@@ -162,7 +162,6 @@ class ClientStore:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether all state stays in memory."""
         return self._budget == float("inf")
 
     def _size(self) -> int:
@@ -217,7 +216,6 @@ class KeptByClient(MutableMapping[int, _V]):
         self._clients: dict[int, None] = {}
 
     def begin_with(self, clients: Iterable[int]) -> None:
-        """Start anew with these clients."""
         self._clients = dict.fromkeys(clients)
 
     def __getitem__(self, client: int) -> _V:

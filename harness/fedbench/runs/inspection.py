@@ -199,7 +199,6 @@ def _memory_key(run: Run) -> str:
 
 
 def _frozen(run: Run, backbone: Backbone) -> list[nn.Module]:
-    """The frozen modules that a process holds for the run."""
     encoders = [run.model.encoder, *run.model.side_encoders.values()]
     beside = [getattr(encoder, "backbone", None) for encoder in encoders]
     return [backbone.module, *(other.module for other in beside if other is not None)]
@@ -217,7 +216,6 @@ class StepBytes:
     per_sample: float
 
     def on(self, samples: int) -> int:
-        """Bytes on a batch of ``samples``."""
         return round(self.fixed + samples * self.per_sample)
 
 
@@ -254,7 +252,6 @@ class Memory:
 
     @property
     def total(self) -> int | None:
-        """All of it; None where the step is unknown."""
         return None if self.step is None else self.weights + self.samples + self.step
 
 
@@ -353,7 +350,6 @@ class _Tally:
         self.most = 0
 
     def pack(self, tensor: Tensor) -> _Held:
-        """What autograd keeps in place of ``tensor``."""
         whole = tensor if tensor._base is None else tensor._base
         # weights, trained or frozen, are there without the step
         if isinstance(whole, nn.Parameter) or (whole.is_leaf and whole.requires_grad):
@@ -384,7 +380,6 @@ class _Held:
 
 
 def _first_task(run: Run) -> ClientTask:
-    """What the run's largest client has to do in round 1."""
     state = run.initial_state()
     start(run, state)
     client = int(run.federation.shards.sizes.argmax())

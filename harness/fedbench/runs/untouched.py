@@ -183,7 +183,6 @@ def _sample(tensor: Tensor) -> Tensor:
 
 
 def _tensors_of(roots: Iterable[object]) -> list[Tensor]:
-    """All tensors that ``roots`` refer to, over however many objects."""
     seen: set[int] = set()
     tensors: list[Tensor] = []
     waiting = list(roots)

@@ -87,12 +87,10 @@ def find_run(client: MlflowClient, given: str) -> Run:
 
 
 def described(run: Run) -> str:
-    """``0123456789abcdef (fedavg · clip:embedded · seed 0)``."""
     return f"{run.data.tags.get(RUN_ID, run.info.run_id)} ({run.info.run_name})"
 
 
 def _listed(runs: Sequence[Run]) -> str:
-    """Every run by both its ids, since it may be either that began alike."""
     shown = [f"{described(run)}, MLflow {run.info.run_id}" for run in runs[:_LISTED]]
     return "; ".join(shown) + (f"; and {len(runs) - _LISTED} more" if len(runs) > _LISTED else "")
 
@@ -144,7 +142,6 @@ def recorded_model(uri: str, given: str, settings: Settings) -> RecordedModel:
 
 
 def _download(client: MlflowClient, stored: Run, folder: Path) -> Path:
-    """Where in ``folder`` the run's artifacts now are."""
     try:
         return Path(client.download_artifacts(stored.info.run_id, "", str(folder)))
     except (MlflowException, OSError) as error:

@@ -113,7 +113,6 @@ class _OpenRun:
         return StoredData(self.params, tags_under(self.parent, self.tags), self.last)
 
     def measured(self, values: Mapping[str, float]) -> None:
-        """Of the last round, or the run."""
         self.last |= kept_values(values)
         self.waiting += metrics_at(values, self.last_round)
 
@@ -161,7 +160,6 @@ class Tracking:
 
     @property
     def command(self) -> str:
-        """MLflow's id of the command's run; "" where nothing was begun."""
         return self._command.begun
 
     def has_finished(self, spec: RunSpec, origin: Origin) -> bool:
@@ -267,7 +265,6 @@ class Tracking:
         return run
 
     def _begin(self, run: _OpenRun) -> None:
-        """The run is no longer held back."""
         if run.id:
             return
         run.id = begin_run(self._client, self._experiment, run.name, run.tags, run.parent, int(run.began * 1000))
@@ -321,7 +318,6 @@ class Tracking:
             self._patience.insist(write_record, self._files(run.id), stored)
 
     def _stored(self, run: _OpenRun, status: str) -> StoredRun:
-        """As it is once it has ended, which is now."""
         times = int(run.began * 1000), int(time.time() * 1000)
         return StoredRun(StoredInfo(run.id, self._experiment, status, *times), run.data)
 

@@ -85,7 +85,6 @@ class Reader:
         return client
 
     def suites(self) -> list[str]:
-        """Those with an experiment."""
         from fedbench.tracking.store import suites_of
 
         return [experiment.name.removeprefix(EXPERIMENT) for experiment in suites_of(self.client)]

@@ -125,7 +125,6 @@ def log_dataset(client: MlflowClient, run: str, dataset: Dataset) -> None:
 
 
 def dataset_of(name: str, digest: str) -> Dataset:
-    """A data set as MLflow records it; the digest is cut to fit."""
     return Dataset(name=name, digest=digest[:_DIGEST], source_type="fedbench", source=json.dumps({"name": name}))
 
 
@@ -267,7 +266,6 @@ class Invocation:
         return " · ".join(part for part in parts if part)
 
     def tags(self) -> dict[str, str]:
-        """What was requested, as tags; lists as JSON."""
         lists: dict[str, Sequence[object]] = {
             "settings": self.settings,
             "methods": self.methods,
@@ -333,14 +331,12 @@ class CommandRun:
         return self._id
 
     def skipped(self) -> None:
-        """Another command has carried out a run of this one."""
         if self._invocation is not None:
             runs, skipped = self._invocation.runs - 1, self._invocation.skipped + 1
             self._invocation = replace(self._invocation, runs=runs, skipped=skipped)
         self._tell()
 
     def finished(self) -> None:
-        """A run has."""
         self._finished += 1
         self._tell()
 
@@ -350,7 +346,6 @@ class CommandRun:
         self._tell()
 
     def interrupt(self) -> None:
-        """Nothing further will be carried out."""
         if self._id:
             self._count()
             self._end("KILLED")

@@ -130,7 +130,6 @@ class ClosedForm:
         self.description = f"closed form, terms {self.padding}"
 
     def __call__(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
-        """Gradients (a, ...) by name and losses (a,) at ``weights`` (a, ...)."""
         head = stack.tasks[0].model.head
         assert head is not None
         inputs, labels = rows_of(self._features, stack.rows(batch)), stack.labels(batch)[..., None]

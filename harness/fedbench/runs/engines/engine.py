@@ -123,7 +123,6 @@ class _Schedule:
         self._claims = claims
 
     def events(self) -> Generator[Event, None, None]:
-        """What happens until every run has ended."""
         looked = time.monotonic()
         while self._waiting or self._again or self._elsewhere or self._running:
             yield from self._begin()
@@ -141,7 +140,6 @@ class _Schedule:
                     return
 
     def _begin(self) -> Generator[Event, None, None]:
-        """Begin runs while there is room."""
         elsewhere = len(self._elsewhere)
         while len(self._running) < self._engine.slots() and not self._is_one_alone():
             if self._waiting:
@@ -362,7 +360,6 @@ class Processes:
         self._workers.clear()
 
     def _free(self) -> _Worker | None:
-        """A worker without a run; those that have died meanwhile go."""
         for worker in [w for w in self._workers if w.spec is None]:
             if worker.process.can_begin():
                 return worker

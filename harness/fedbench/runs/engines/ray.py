@@ -16,9 +16,8 @@ import socket
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -30,7 +29,6 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.version import PACKAGE
 from fedbench.kinds.registry import installed_plugins
 from fedbench.plugins.provenance import PLUGIN, code_hash, files_beside, files_under, roots, versions
-from fedbench.runs.checkpoint import discard
 from fedbench.runs.engines.engine import Processes, default_workers
 from fedbench.runs.engines.events import Event, Lost, RunFailed, RunFinished
 from fedbench.runs.engines.worker import last_line
@@ -116,12 +114,8 @@ def environment() -> dict[str, str]:
 # --- on a worker
 
 
-def run(shipped: Shipped, marker: Path | None, spec: RunSpec, settings: Settings) -> Iterator[bytes]:
-    """Where a run is carried out, and its events; all pickled.
-
-    The checkpoints of a finished one go from a disk that does not have the file ``marker``. Where the folder is shared,
-    whoever gave the command deletes them once the results are stored.
-    """
+def run(shipped: Shipped, spec: RunSpec, settings: Settings) -> Iterator[bytes]:
+    """Where a run is carried out, and its events; all pickled."""
     yield pickle.dumps(where())
     try:
         settings = shipped.unpacked(settings)
@@ -135,8 +129,6 @@ def run(shipped: Shipped, marker: Path | None, spec: RunSpec, settings: Settings
             for event in engine.wait(60.0):
                 yield pickle.dumps(event)
                 is_over |= isinstance(event, RunFinished | RunFailed | Lost)
-                if isinstance(event, RunFinished) and settings.checkpoints and marker and not marker.exists():
-                    discard(settings.checkpoints.folder, spec.run_id)
 
 
 def where() -> str:
@@ -200,12 +192,6 @@ class RayCluster:
                 f"nothing can be run on this Ray cluster: a run asks for {run_cpus:g} CPUs and {run_gpus:g} GPUs of "
                 f"one node (--run-cpus, --run-gpus), and the cluster has {'; '.join(nodes) or 'no node'}."
             )
-        self._marker: Path | None = None
-        if self._settings.checkpoints is not None:
-            self._marker = self._settings.checkpoints.folder / f"shared-{uuid.uuid4().hex}"
-            with suppress(OSError):  # then nobody sees it, and workers delete their checkpoints themselves
-                self._marker.parent.mkdir(parents=True, exist_ok=True)
-                self._marker.touch()
 
     @property
     def is_one_machine(self) -> bool:
@@ -225,8 +211,7 @@ class RayCluster:
     def begin(self, spec: RunSpec) -> None:
         """Begin a run on some node. Raises FedbenchError for one on a GPU where none is set aside for it."""
         check_device(spec, self._gpus)
-        given = (self.shipped, self._marker, spec, self._settings)
-        self.begin_task(spec, f"{spec.method} seed {spec.seed}", run, *given)
+        self.begin_task(spec, f"{spec.method} seed {spec.seed}", run, self.shipped, spec, self._settings)
 
     def begin_task(self, work: Any, name: str, body: Callable[..., Iterator[bytes]], *arguments: Any) -> Any:
         """Let ``body(*arguments)``, which yields where it is first, be carried out on some node. Its stream."""
@@ -266,8 +251,6 @@ class RayCluster:
 
     def close(self) -> None:
         """End everything under way, and leave the cluster, or end it where it was started here."""
-        if self._marker is not None:
-            self._marker.unlink(missing_ok=True)
         for stream in list(self._tasks):
             self.cancel(stream)
         self._ray.shutdown()
