@@ -24,6 +24,7 @@ from optuna.trial import TrialState
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
+from fedbench.plugins.provenance import code_hash
 from fedbench.runs.checkpoint import Checkpointing
 from fedbench.runs.engines.engine import InProcess, execute
 from fedbench.runs.engines.events import Event, RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted
@@ -213,6 +214,12 @@ def test_a_worker_with_other_code_refuses_the_run(settings: Settings, tmp_path: 
     (tmp_path / "sent").mkdir()
     shipped = ship(tmp_path / "sent", settings.plugin_files)
     assert list((tmp_path / "sent").rglob("__pycache__")) == []
+    # each plugin file with what lies beside it, so that its code is the same there
+    for number, name in enumerate(("waiting", "faulty")):
+        sent = tmp_path / "sent" / "fedbench_plugin_files" / str(number)
+        assert {file.name for file in sent.iterdir()} == {f"{name}.py", "scale.txt"}
+    copies = tuple(tmp_path / "sent" / file for file in shipped.plugin_files)
+    assert code_hash(copies) == shipped.code
     plain = replace(shipped, plugin_files=(), code="0" * 64)
     with pytest.raises(FedbenchError, match="its sources differ; install the same versions"):
         plain.unpacked(settings)

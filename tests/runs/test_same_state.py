@@ -232,27 +232,19 @@ def wait_for_the_three(leaving: Settings, engine: Processes) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt what another has detached")
-def test_what_a_run_leaves_running_ends_with_it_whether_it_finishes_or_is_stopped(leaving: Settings) -> None:
+def test_what_a_run_leaves_running_ends_with_it_whether_it_finishes_is_stopped_or_its_engine_closed(
+    leaving: Settings,
+) -> None:
     finishing, hanging = specs_of(leaving, "leaves", "leaves-and-hangs")
     engine = Processes(leaving, 1)
     (end,) = [e for e in execute([finishing], leaving, 1, engine=engine) if isinstance(e, RunFinished | RunFailed)]
     assert isinstance(end, RunFinished)
     assert [one for one in left_by(leaving) if psutil.pid_exists(one)] == []
-    engine.begin(hanging)
-    wait_for_the_three(leaving, engine)
-    engine.stop(hanging)
-    assert [one for one in left_by(leaving) if psutil.pid_exists(one)] == []
-    engine.close()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt what another has detached")
-def test_nothing_is_left_running_once_the_engine_is_closed_in_the_middle_of_a_run(leaving: Settings) -> None:
-    (hanging,) = specs_of(leaving, "leaves-and-hangs")
-    engine = Processes(leaving, 1)
-    engine.begin(hanging)
-    wait_for_the_three(leaving, engine)
-    engine.close()
-    assert [one for one in left_by(leaving) if psutil.pid_exists(one)] == []
+    for end in (lambda: engine.stop(hanging), engine.close):
+        engine.begin(hanging)
+        wait_for_the_three(leaving, engine)
+        end()
+        assert [one for one in left_by(leaving) if psutil.pid_exists(one)] == []
 
 
 def test_a_failure_of_20_mb_is_cut_and_one_without_a_text_still_has_its_type(leaving: Settings) -> None:

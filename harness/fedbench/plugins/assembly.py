@@ -53,10 +53,10 @@ def role_of(cls: type[AnyMethod]) -> str:
         return str(declared)
     answers = {name for name in STEPS if hasattr(getattr(cls, name, None), "fedbench_impl")}
     around = wraps(cls)
-    found = [role for hook, role in _ANSWERED.items() if hook in answers]
-    found += [_WRAPPED.get(hook, _ANSWERED.get(hook, "aggregation")) for hook in around]
+    roles = [role for hook, role in _ANSWERED.items() if hook in answers]
+    roles += [_WRAPPED.get(hook, _ANSWERED.get(hook, "aggregation")) for hook in around]
     order = list(dict.fromkeys(["label provider", "personalisation", "learner", "server step", *_ANSWERED.values()]))
-    return min(found, key=order.index, default="measure")
+    return min(roles, key=order.index, default="measure")
 
 
 def refuse_roles(
@@ -71,7 +71,12 @@ def refuse_roles(
     """
     stack = sorted(roles.items())
     for name, prevented in sorted(prevents.items()):
-        lacking = [(other, one) for one in prevented for other in sorted(requires) if one in requires[other]]
+        lacking = [
+            (other, requirement)
+            for requirement in prevented
+            for other in sorted(requires)
+            if requirement in requires[other]
+        ]
         for other, requirement in (pair for pair in lacking if pair[0] != name):
             raise FedbenchError(
                 f"the stack {method!r} clashes: {other} needs {REQUIREMENTS[requirement]}, which "
@@ -263,12 +268,12 @@ def _blamed(method: str, owners: Mapping[str, tuple[str, ...]]) -> dict[str, str
     def is_answered(hook: str) -> bool:
         return any(name != FedAvg.name for name in owners.get(hook, ()))
 
-    found = {}
+    blamed = {}
     for hook in STEPS:
         if any(is_answered(each) for each in (hook, *_CALLS.get(hook, ()))):
             names = [name for name in owners.get(hook, ()) if name != FedAvg.name]
-            found[hook] = ", ".join(names) or method
-    return found
+            blamed[hook] = ", ".join(names) or method
+    return blamed
 
 
 def joined_owners(names: Sequence[str], depth: int) -> str:

@@ -99,7 +99,7 @@ def _read(place: Path) -> dict[str, Description]:
 
 
 def _keep(place: Path, methods: Sequence[Description]) -> None:
-    text = json.dumps({one.name: asdict(one) for one in methods})
+    text = json.dumps({method.name: asdict(method) for method in methods})
     with suppress(OSError, FedbenchError):  # where nothing can be written, there is no byte code either
         for older in place.parent.glob("methods-*.json"):
             older.unlink()

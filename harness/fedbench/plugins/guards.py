@@ -200,7 +200,7 @@ class Snapshot:
             return
         each = zip(self._tensors, self._before, after, strict=True)
         changed = next(tensor for tensor, before, now in each if before != now)
-        named = (found for name, value in self._handed.items() for found in _named(value, name))
+        named = (pair for name, value in self._handed.items() for pair in _named(value, name))
         # what a hook has replaced in the state is not found there any more
         name = next((name for name, tensor in named if tensor is changed), "a tensor that was kept in the state")
         raise MethodFault(
@@ -237,13 +237,13 @@ def _watched(answer: Callable[..., Any], hook: str, who: str, marks: Marks) -> C
 
 def _tensors_in(handed: Mapping[str, object]) -> list[Tensor]:
     """All tensors. Without recursion and names, since this is done for every client and hook."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     left: list[Any] = [*handed.values()]
     model = None
     for value in left:  # which grows
         kind = type(value)
         if kind is Tensor:
-            found.append(value)
+            tensors.append(value)
         elif kind is dict or kind is MappingProxyType:
             left += value.values()
         elif kind is Model:
@@ -254,10 +254,10 @@ def _tensors_in(handed: Mapping[str, object]) -> list[Tensor]:
         elif kind is tuple or kind is list:
             left += value
         elif isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, nn.Module):
             left += value.state_dict(keep_vars=True).values()
-    return found
+    return tensors
 
 
 def _named(value: object, name: str) -> Iterator[tuple[str, Tensor]]:

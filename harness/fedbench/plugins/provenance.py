@@ -73,13 +73,13 @@ def commit() -> str:
 
 def versions() -> dict[str, str]:
     """The versions of fedbench, Python and the libraries that can change a number."""
-    found = {"fedbench": __version__, "python": platform.python_version()}
+    versions_here = {"fedbench": __version__, "python": platform.python_version()}
     for name, distribution in _LIBRARIES.items():
         try:
-            found[name] = version(distribution)
+            versions_here[name] = version(distribution)
         except PackageNotFoundError:
             continue
-    return found
+    return versions_here
 
 
 def roots() -> dict[str, Path]:
@@ -87,15 +87,15 @@ def roots() -> dict[str, Path]:
 
     `fedbench_flower` is one of them, though it registers none: others derive theirs from it. Imports none of them.
     """
-    found = {"fedbench": PACKAGE}
+    folders = {"fedbench": PACKAGE}
     packages = [point.value.partition(":")[0].partition(".")[0] for point in installed_plugins()]
     for package in [*packages, "fedbench_flower"]:
-        spec = None if package in found else find_spec(package)
+        spec = None if package in folders else find_spec(package)
         if spec is not None and spec.origin is not None:
-            found[package] = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
+            folders[package] = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
         elif spec is not None and spec.submodule_search_locations:
-            found[package] = Path(next(iter(spec.submodule_search_locations)))
-    return found
+            folders[package] = Path(next(iter(spec.submodule_search_locations)))
+    return folders
 
 
 def files_under(root: Path) -> Iterator[tuple[str, Path]]:
@@ -210,13 +210,13 @@ class Codes:
 
         names = stack_names(stack)
         self._methods |= {name: self._of_method(name) for name in names if name not in self._methods}
-        found = [self._methods[name] for name in names]
-        for one in plugins:
-            name = f"{one.kind} {one.name}"
+        codes = [self._methods[name] for name in names]
+        for plugin in plugins:
+            name = f"{plugin.kind} {plugin.name}"
             if name not in self._methods:
-                self._methods[name] = self._of_source(name, one.source)
-            found.append(self._methods[name])
-        return RunCode(self.harness, tuple(code for code in found if code is not None))
+                self._methods[name] = self._of_source(name, plugin.source)
+            codes.append(self._methods[name])
+        return RunCode(self.harness, tuple(code for code in codes if code is not None))
 
     def of_run(self, spec: RunSpec) -> RunCode:
         """The code of ``spec``: its methods', and that of whatever else it names that does not come with fedbench."""
@@ -274,11 +274,11 @@ def plugins_of(spec: RunSpec) -> list[Registered]:
         "text encoder": [spec.text_encoder],
         "metric": spec.metrics,
     }
-    found: list[Registered] = []
+    plugins: list[Registered] = []
     for kind, texts in named.items():
         names = [parted(kind, text.partition("?")[0])[0] for text in texts]
-        found += strangers(kind, list(dict.fromkeys(names))).values()
-    return found
+        plugins += strangers(kind, list(dict.fromkeys(names))).values()
+    return plugins
 
 
 def harness_hash() -> str:
@@ -299,16 +299,13 @@ def code_hash(plugin_files: Sequence[Path] = ()) -> str:
 
 
 def files_beside(plugin_files: Iterable[Path]) -> dict[str, Path]:
-    """The plugin files and what they import, by the names under which a worker is sent them.
-
-    The n-th plugin file is in the folder ``--plugin/n``, since two may be called the same.
-    """
-    found: dict[str, Path] = {}
+    """The plugin files, the n-th in a folder ``--plugin/n`` since two may be called the same, and what they import."""
+    files: dict[str, Path] = {}
     for number, plugin in enumerate(plugin_files):
         imported = with_imports(plugin, plugin.parent)
-        found |= {name: path for name, path in imported.items() if path != plugin}
-        found[f"{PLUGIN}/{number}/{plugin.name}"] = plugin
-    return found
+        files |= {name: path for name, path in imported.items() if path != plugin}
+        files[f"{PLUGIN}/{number}/{plugin.name}"] = plugin
+    return files
 
 
 def digest_of_code(definitions: Iterable[type | FunctionType]) -> str:
@@ -317,11 +314,11 @@ def digest_of_code(definitions: Iterable[type | FunctionType]) -> str:
     Another one each time where one is in no file, as in a notebook: nothing tells whether it is as it was.
     """
     digests: set[str] = set()
-    for one in (base for each in definitions for base in getattr(each, "__mro__", (each,))):
-        top = one.__module__.partition(".")[0]
+    for definition in (base for each in definitions for base in getattr(each, "__mro__", (each,))):
+        top = definition.__module__.partition(".")[0]
         if top not in _HASHED_BY_VERSION and top not in sys.stdlib_module_names:
-            file = _file_of(one)
-            digests.add(uuid.uuid4().hex if file is None else _digest_of_file(file, one.__module__))
+            file = _file_of(definition)
+            digests.add(uuid.uuid4().hex if file is None else _digest_of_file(file, definition.__module__))
     return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
 
 
@@ -344,16 +341,16 @@ def with_imports(file: Path, root: Path, package: str = "") -> dict[str, Path]:
     packages that register plug-ins. FedbenchError where a file cannot be read.
     """
     others = {top: place for top, place in roots().items() if place.is_dir() and top not in (package, "fedbench")}
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     waiting = [(file, root, package)]
     while waiting:
         path, base, top = waiting.pop()
         name = path.relative_to(base).as_posix()
         name = f"{top}/{name}" if top != package else name
-        if name not in found:
-            found[name] = path
+        if name not in files:
+            files[name] = path
             waiting += _imports(path, base, top, others)
-    return found
+    return files
 
 
 def _imports(file: Path, root: Path, package: str, others: Mapping[str, Path]) -> Iterator[tuple[Path, Path, str]]:

@@ -297,8 +297,8 @@ def weight_bytes(run: Run, frozen: Sequence[nn.Module]) -> int:
     sent = size_in_bytes(shared(weights, run.private), shared(buffers, run.private | run.model.of_server))
     kept_apart = both - size_in_bytes(shared({**weights, **buffers}, run.private))
     # the initial and the global model, the client's own, its gradients and moments
-    one = 3 * both + (1 + moments(run.spec.training)) * size
-    return still + one + run.info.cohort_size * sent + run.info.num_clients * kept_apart
+    client = 3 * both + (1 + moments(run.spec.training)) * size
+    return still + client + run.info.cohort_size * sent + run.info.num_clients * kept_apart
 
 
 def moments(training: Training) -> int:

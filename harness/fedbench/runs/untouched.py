@@ -151,9 +151,9 @@ class Traces:
         if torch.backends.mps.is_available():
             torch.mps.manual_seed(torch.initial_seed())
         warnings.filters[:] = self._filters  # type: ignore[index]
-        self._kept = [one for one in kept if one is not None]
+        self._kept = [thing for thing in kept if thing is not None]
         self._state = _state()
-        self._tensors = [(one, one._version, one.data_ptr(), _sample(one)) for one in _tensors_of(self._kept)]
+        self._tensors = [(t, t._version, t.data_ptr(), _sample(t)) for t in _tensors_of(self._kept)]
 
     def changed(self) -> str:
         """What the run has changed for those after it, in words; "" where nothing."""
@@ -167,7 +167,7 @@ class Traces:
                     return "a tensor that other runs read"
         except Exception as error:  # the switches that it left may forbid any computation
             return f"something that can't be compared ({type(error).__name__})"
-        modules = (getattr(one, "module", None) for one in self._kept)
+        modules = (getattr(thing, "module", None) for thing in self._kept)
         if any(isinstance(module, nn.Module) and computes_otherwise(module) for module in modules):
             return "a network that other runs read"
         return ""
@@ -187,12 +187,12 @@ def _tensors_of(roots: Iterable[object]) -> list[Tensor]:
     tensors: list[Tensor] = []
     waiting = list(roots)
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen or isinstance(one, _ATOMS):
+        thing = waiting.pop()
+        if id(thing) in seen or isinstance(thing, _ATOMS):
             continue
-        seen.add(id(one))
-        if isinstance(one, Tensor):
-            tensors.append(one)
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            tensors.append(thing)
         else:
-            waiting += filter(gc.is_tracked, gc.get_referents(one))
+            waiting += filter(gc.is_tracked, gc.get_referents(thing))
     return tensors

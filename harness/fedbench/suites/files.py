@@ -67,18 +67,18 @@ class SuiteFile:
 
 def suite_files() -> dict[str, SuiteFile]:
     """All suites by name, in alphabetical order. FedbenchError for a name that two packages have."""
-    found: dict[str, SuiteFile] = {}
+    files_by_name: dict[str, SuiteFile] = {}
     for point in installed("suite"):
         with importing(f"the suites of {point.value!r}", "reinstall it"):
             files = [entry.name for entry in resources.files(point.value).iterdir()]
         for name in (file.removesuffix(".yaml") for file in files if file.endswith(".yaml")):
-            other = found.setdefault(name, SuiteFile(name, point))
+            other = files_by_name.setdefault(name, SuiteFile(name, point))
             if other.point.value != point.value:
                 raise FedbenchError(
                     f"two packages have a suite called {name!r}: {other.origin} and {SuiteFile(name, point).origin}; "
                     "uninstall one."
                 )
-    return dict(sorted(found.items()))
+    return dict(sorted(files_by_name.items()))
 
 
 def suite_bytes(name: str) -> tuple[bytes, str]:
@@ -231,10 +231,10 @@ def _base(name: object, where: str, depth: int) -> dict[str, Any]:
         content, called = suite_bytes(file)
     except FedbenchError as error:
         raise FedbenchError(f"{where}, extends: {error}") from None
-    found, _ = read_yaml(content, called)
-    if not isinstance(found, dict):
+    base, _ = read_yaml(content, called)
+    if not isinstance(base, dict):
         raise FedbenchError(f"{where}, extends: {name!r} is no suite.")
-    merged, _ = extended(found, called, depth + 1)
+    merged, _ = extended(base, called, depth + 1)
     return {field: value for field, value in merged.items() if field not in _NOT_TAKEN}
 
 
@@ -284,17 +284,17 @@ def read_axes(given: Any) -> Axes:
 
 def _values(axis: str, values: Any) -> dict[str, dict[str, Any]]:
     if isinstance(values, Mapping) and all(isinstance(sets, Mapping) and sets for sets in values.values()):
-        found = {_text(name): dict(sets) for name, sets in values.items()}
+        named = {_text(name): dict(sets) for name, sets in values.items()}
     elif isinstance(values, list) and not any(isinstance(value, (list, Mapping)) for value in values):
-        found = {_text(value): {axis: value} for value in values}
+        named = {_text(value): {axis: value} for value in values}
     else:
         raise FedbenchError(
             f"axis {axis!r} has neither a list of values nor a mapping from names to settings, such as [0.1, 1] or "
             "{strong: {dirichlet_alpha: 0.1}, none: {partition: iid}}."
         )
-    if len(found) < max(2, len(values)):
+    if len(named) < max(2, len(values)):
         raise FedbenchError(f"axis {axis!r} needs two values at least, all different.")
-    return found
+    return named
 
 
 def _text(value: Any) -> str:

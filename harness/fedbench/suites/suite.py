@@ -234,8 +234,8 @@ class Suite(_Part):
 
     def headline_of(self, setting: str) -> str:
         """What the runs of ``setting`` are ranked by."""
-        settings = (one for scale in self.scales.values() for one in scale.settings if one.name == setting)
-        return next((one.headline for one in settings if one.headline), self.headline)
+        settings = (setting for scale in self.scales.values() for setting in scale.settings if setting.name == setting)
+        return next((setting.headline for setting in settings if setting.headline), self.headline)
 
     @property
     def headlines(self) -> tuple[str, ...]:
@@ -291,12 +291,12 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
             unknown = unknown_name("method under `of`", method, run, "No row runs it.")
             raise FedbenchError(f"{part.place('of', method)}{unknown}")
     _refuse_unknown_baseline(suite)
-    for wrong in (one for mean in suite.means for one in mean.over if one not in suite.setting_names):
+    for wrong in (name for mean in suite.means for name in mean.over if name not in suite.setting_names):
         raise FedbenchError(f"{suite.place('means')}{unknown_name('setting', wrong, suite.setting_names)}")
     scales = tuple(suite.scales)
     for row in suite.rows:
         for field, given, known in (("only", row.only, suite.setting_names), ("at", tuple(row.at), scales)):
-            for wrong in (one for one in given if one not in known):
+            for wrong in (name for name in given if name not in known):
                 hint = "A row names settings under `only` and scales under `at`."
                 raise FedbenchError(f"{row.place(field)}{unknown_name('setting or scale', wrong, known, hint)}")
     return suite

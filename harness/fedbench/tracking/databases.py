@@ -148,7 +148,7 @@ def keep_secret(uri: str) -> None:
     except ValueError:  # no address; whoever opens it says so
         return
     user, _, password = parts.netloc.rpartition("@")[0].partition(":")
-    options = [found.group(0).partition("=")[2] for found in _SECRET.finditer(f"?{parts.query}")]
+    options = [match.group(0).partition("=")[2] for match in _SECRET.finditer(f"?{parts.query}")]
     secrets = [(secret, _SHORTEST) for secret in (password, *options)]
     secrets += [(user, _SHORTEST_TOKEN)] if parts.scheme in ("http", "https") else []
     forms = ((form, least) for secret, least in secrets for form in (secret, unquote(secret)))

@@ -99,9 +99,6 @@ class _OpenRun:
     """Metrics to send, and behind them all that is written when the run ends."""
     rounds: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
-    bytes_up: int = 0
-    bytes_down: int = 0
-    last_round: int = 0
 
     @property
     def name(self) -> str:
@@ -111,6 +108,10 @@ class _OpenRun:
     def data(self) -> StoredData:
         """What the store has of it, once everything is sent."""
         return StoredData(self.params, tags_under(self.parent, self.tags), self.last)
+
+    @property
+    def last_round(self) -> int:
+        return self.rounds[-1][0] if self.rounds else 0
 
     def measured(self, values: Mapping[str, float]) -> None:
         self.last |= kept_values(values)
@@ -167,9 +168,9 @@ class Tracking:
         if self._rerun:
             return False
         condition = f"attributes.status = 'FINISHED' and tags.`fedbench.run_id` = '{spec.run_id}'"
-        found = self._client.search_runs([self._experiment], condition)
+        finished = self._client.search_runs([self._experiment], condition)
         # one whose process was killed before it was whole is not read either
-        whole = [run for run in found if self._folders is None or (self._files(run.info.run_id) / RECORD).exists()]
+        whole = [run for run in finished if self._folders is None or (self._files(run.info.run_id) / RECORD).exists()]
         return why_again(whole, {spec.run_id: origin}).get(spec.run_id) == ()
 
     @hookimpl
@@ -181,20 +182,12 @@ class Tracking:
     @hookimpl
     def round_finished(self, spec: RunSpec, record: RoundRecord) -> None:
         run = self._open[spec.run_id]
-        run.bytes_up += record.bytes_up
-        run.bytes_down += record.bytes_down
-        run.last_round = record.round
-        costs = {
-            "bytes_up": record.bytes_up,
-            "bytes_down": record.bytes_down,
-            "bytes_up_total": run.bytes_up,
-            "bytes_down_total": run.bytes_down,
-            "seconds": record.seconds,
-            **record.faults,
-        }
+        sent = {"bytes_up": record.bytes_up, "bytes_down": record.bytes_down}
+        totals = {f"{name}_total": run.last.get(f"{name}_total", 0) + count for name, count in sent.items()}
+        costs = {**sent, **totals, "seconds": record.seconds, **record.faults}
         values = {**record.metrics, **record.method_metrics, **record.measured, **costs}
-        run.measured(values)
         run.rounds.append((record.round, kept_values(values)))
+        run.measured(values)
         if time.monotonic() - run.flushed >= _FLUSH_SECONDS:
             self._send(run)
 

@@ -106,8 +106,8 @@ def _reached(uri: str) -> MlflowClient:
 def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPERIMENT) -> str:
     """The id of the suite's experiment, created where it is missing; ``prefix`` is `TUNING` for that of its studies."""
     name = prefix + suite
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         database = database_of(uri)
         location = None if database is None else (_files_beside(database) / _folder_name(suite, prefix)).as_uri()
         # without the first MLflow would show it as an experiment with language models
@@ -117,15 +117,15 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
             return str(client.create_experiment(name, artifact_location=location, tags=tags))
         except MlflowException:
             # another process was faster
-            found = client.get_experiment_by_name(name)
-            if found is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    if found.lifecycle_stage != "active":
+    if experiment.lifecycle_stage != "active":
         raise FedbenchError(
             f"the experiment {name!r} was deleted from {shown(uri)}; bring it back with `mlflow experiments restore "
-            f"--experiment-id {found.experiment_id}`, or choose another store with --store."
+            f"--experiment-id {experiment.experiment_id}`, or choose another store with --store."
         )
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def run_folders(client: MlflowClient, uri: str, experiment: str) -> Path | None:
@@ -133,11 +133,11 @@ def run_folders(client: MlflowClient, uri: str, experiment: str) -> Path | None:
 
     That is so where they are not beside the store's database, which is noted in the store for those who read it.
     """
-    found = client.get_experiment(experiment)
-    folder = files_folder(uri, found)
+    described = client.get_experiment(experiment)
+    folder = files_folder(uri, described)
     if folder is None:
         return None
-    location = folder_at(found.artifact_location)
+    location = folder_at(described.artifact_location)
     if location is not None and location.resolve() == folder.resolve():
         return folder
     client.set_experiment_tag(experiment, _FILES, _ELSEWHERE)
@@ -174,8 +174,8 @@ def runs_of(client: MlflowClient, suite: str | None, condition: str = "") -> Ite
 
 def filed(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:
     """`runs_of`, and the parents of commands as well; FedbenchError for a run that is not what was recorded."""
-    found = [one for one in suites_of(client) if may_hold(one.name.removeprefix(EXPERIMENT), suite)]
-    return filed_in(client, found, suite, condition)
+    experiments = [each for each in suites_of(client) if may_hold(each.name.removeprefix(EXPERIMENT), suite)]
+    return filed_in(client, experiments, suite, condition)
 
 
 def suites_of(client: MlflowClient) -> list[Experiment]:
@@ -187,7 +187,7 @@ def filed_in(
     client: MlflowClient, experiments: Collection[Experiment], suite: str | None, condition: str = ""
 ) -> Iterator[tuple[str, Run]]:
     """`filed` of these experiments, the newest first."""
-    names = {one.experiment_id: one.name.removeprefix(EXPERIMENT) for one in experiments}
+    names = {experiment.experiment_id: experiment.name.removeprefix(EXPERIMENT) for experiment in experiments}
     if names:
         for run in all_pages(client.search_runs, experiment_ids=list(names), filter_string=condition):
             check_seal(run)
@@ -251,8 +251,8 @@ def all_pages(search: Any, **arguments: Any) -> Iterator[Any]:
     """Everything that a search of MLflow's client finds, page by page."""
     token = None
     while True:
-        found = search(max_results=_PAGE, page_token=token, **arguments)
-        yield from found
-        token = found.token
+        answers = search(max_results=_PAGE, page_token=token, **arguments)
+        yield from answers
+        token = answers.token
         if not token:
             return

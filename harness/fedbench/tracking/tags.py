@@ -88,7 +88,7 @@ class RunTags:
 
     @cached_property
     def methods(self) -> dict[str, str]:
-        return {one["method"]: one["hash"] for one in json.loads(self.raw.get(METHOD_CODE, "[]"))}
+        return {method["method"]: method["hash"] for method in json.loads(self.raw.get(METHOD_CODE, "[]"))}
 
     @property
     def versions(self) -> dict[str, str]:

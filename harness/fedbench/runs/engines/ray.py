@@ -28,7 +28,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.core.version import PACKAGE
 from fedbench.kinds.registry import installed_plugins
-from fedbench.plugins.provenance import PLUGIN, code_hash, files_beside, files_under, roots, versions
+from fedbench.plugins.provenance import code_hash, files_under, roots, versions, with_imports
 from fedbench.runs.engines.engine import Processes, default_workers
 from fedbench.runs.engines.events import Event, Lost, RunFailed, RunFinished
 from fedbench.runs.engines.worker import last_line
@@ -83,7 +83,12 @@ def _parts() -> tuple[tuple[str, str], ...]:
 
 def ship(folder: Path, plugin_files: Sequence[Path]) -> Shipped:
     """Copy into ``folder``, which is empty, what a worker needs. Raises FedbenchError where a source can't be read."""
-    sent = {re.sub(f"^{PLUGIN}/", f"{_PLUGINS}/", name): file for name, file in files_beside(plugin_files).items()}
+    sent: dict[str, Path] = {}
+    for number, plugin in enumerate(plugin_files):  # what it imports of packages is sent with these
+        beside = with_imports(plugin, plugin.parent).items()
+        own = {name: file for name, file in beside if file.is_relative_to(plugin.parent)}
+        sent |= {f"{_PLUGINS}/{number}/{name}": file for name, file in own.items()}
+        sent |= {name: file for name, file in own.items() if file != plugin}  # and where it is imported from
     suites = find_spec("fedbench_suites")
     for root in [*roots().values(), *([Path(suites.origin).parent] if suites and suites.origin else [])]:
         sent |= dict(files_under(root))

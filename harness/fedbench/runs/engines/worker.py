@@ -336,7 +336,7 @@ def _kill_tree(pid: int) -> None:
         root = psutil.Process(pid)
         root.suspend()  # it must not start others meanwhile
         below: list[psutil.Process] = []
-        while new := [one for one in _below(pid) if one not in below]:
+        while new := [process for process in _below(pid) if process not in below]:
             _kill(new)
             below += new
         root.kill()
@@ -349,7 +349,7 @@ def _kill_orphans() -> None:
     ours = {process.pid for process in multiprocessing.active_children()}
     with suppress(psutil.Error):
         there = psutil.Process(server._forkserver_pid).children() if server and server._forkserver_pid else []
-        orphans = [below for one in there if one.pid not in ours for below in (*_below(one.pid), one)]
+        orphans = [below for process in there if process.pid not in ours for below in (*_below(process.pid), process)]
         _kill(orphans)
         psutil.wait_procs(orphans, timeout=_PATIENCE)
 
@@ -377,7 +377,7 @@ def _limit_memory(limit: int) -> None:
 def exit_text(code: int | None) -> str:
     """How a process ended, in words."""
     if code is not None and code < 0:
-        known = {int(one): one.name for one in signal.Signals}
+        known = {int(each): each.name for each in signal.Signals}
         name = known.get(-code, f"signal {-code}")
         memory = "; is there too little memory? try fewer --jobs" if -code == signal.SIGKILL else ""
         return f"its process was killed by {name}{memory}"
