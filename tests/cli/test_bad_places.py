@@ -128,7 +128,7 @@ def test_an_engine_that_is_not_there_leaves_no_store(monkeypatch: pytest.MonkeyP
     def missing(*_: object) -> None:
         raise FedbenchError("Ray is not installed; pip install 'fedbench-harness[ray]'.")
 
-    monkeypatch.setattr("fedbench.runs.engines.ray.RayNodes", missing)
+    monkeypatch.setattr("fedbench.runs.engines.ray.RayCluster", missing)
     monkeypatch.setenv("FEDBENCH_CACHE", str(Path.cwd() / "cache"))
     data = "dataset=embedded?train=200&test=40"
     arguments = ["run", "--method", "clip-zs", "--scenario", "iid", "--engine", "ray", "--set", data, "clients=2"]

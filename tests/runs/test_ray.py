@@ -125,8 +125,9 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     shutil.copy(THIRD_PARTY, site)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fedbench-example-median\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[fedbench.methods]\nexample-median = example_median:FedMedian\n")
-    (site / "ours").mkdir()
-    (site / "ours" / "averaging.py").write_text("from fedbench.toolkit.fedavg import average\n")
+    (tmp_path / "plugins" / "ours").mkdir()
+    (tmp_path / "plugins" / "ours" / "averaging.py").write_text("from fedbench.toolkit.fedavg import average\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "plugins"))
     monkeypatch.syspath_prepend(str(site))
     plugins = tuple(tmp_path / "plugins" / name for name in ("waiting.py", "faulty.py"))
     return Settings(tmp_path, tmp_path / "cache", plugins)
@@ -217,7 +218,8 @@ def test_a_worker_with_other_code_refuses_the_run(settings: Settings, tmp_path: 
     # each plugin file with what lies beside it, so that its code is the same there
     for number, name in enumerate(("waiting", "faulty")):
         sent = tmp_path / "sent" / "fedbench_plugin_files" / str(number)
-        assert {file.name for file in sent.iterdir()} == {f"{name}.py", "scale.txt"}
+        assert {file.name for file in sent.iterdir()} == {f"{name}.py", "scale.txt", "ours"}
+    assert (tmp_path / "sent" / "ours" / "averaging.py").is_file()
     copies = tuple(tmp_path / "sent" / file for file in shipped.plugin_files)
     assert code_hash(copies) == shipped.code
     plain = replace(shipped, plugin_files=(), code="0" * 64)

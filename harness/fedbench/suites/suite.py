@@ -234,8 +234,8 @@ class Suite(_Part):
 
     def headline_of(self, setting: str) -> str:
         """What the runs of ``setting`` are ranked by."""
-        settings = (setting for scale in self.scales.values() for setting in scale.settings if setting.name == setting)
-        return next((setting.headline for setting in settings if setting.headline), self.headline)
+        settings = (each for scale in self.scales.values() for each in scale.settings if each.name == setting)
+        return next((each.headline for each in settings if each.headline), self.headline)
 
     @property
     def headlines(self) -> tuple[str, ...]:
