@@ -19,7 +19,7 @@ from fedbench.api import Method, hookimpl
 from fedbench.cli.app import app
 from fedbench.core.federation import Dataset, TensorImages
 from fedbench.kinds.registry import own
-from fedbench.plugins.run_code import digest_of_code
+from fedbench.plugins.provenance import digest_of_code
 from fedbench.testing import tiny_dataset
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedprox import FedProx

@@ -22,9 +22,9 @@ from fedbench.cli.console import OutputLost, complain, guard_output, say
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import expanded, usable_folder
 from fedbench.datasets.classnames import read_words
-from fedbench.tracking import masking, store
-from fedbench.tracking.databases import check_server, checked_uri, shown
-from fedbench.tracking.masking import masked
+from fedbench.tracking import databases as masking
+from fedbench.tracking import store
+from fedbench.tracking.databases import check_server, checked_uri, masked, shown
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import open_store
 from fedbench.tuning.storage import open_storage, storage_url
@@ -128,7 +128,7 @@ def test_an_engine_that_is_not_there_leaves_no_store(monkeypatch: pytest.MonkeyP
     def missing(*_: object) -> None:
         raise FedbenchError("Ray is not installed; pip install 'fedbench-harness[ray]'.")
 
-    monkeypatch.setattr("fedbench.runs.engines.ray.RayNodes", missing)
+    monkeypatch.setattr("fedbench.runs.engines.ray.RayCluster", missing)
     monkeypatch.setenv("FEDBENCH_CACHE", str(Path.cwd() / "cache"))
     data = "dataset=embedded?train=200&test=40"
     arguments = ["run", "--method", "clip-zs", "--scenario", "iid", "--engine", "ray", "--set", data, "clients=2"]

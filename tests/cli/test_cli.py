@@ -83,7 +83,7 @@ def execution() -> ModuleType:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data set `embedded` is the tiny one of `fedbench.testing`."""
-    for module in ("fedbench.runs.loaded", "fedbench.runs.prepare"):
+    for module in ("fedbench.runs.prepare",):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
     monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
 

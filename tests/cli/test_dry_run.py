@@ -15,8 +15,9 @@ from fedbench.cli.app import main
 from fedbench.core.spec import RunSpec, Training
 from fedbench.models.inputs import ImageInputs
 from fedbench.rounds.run import Run
-from fedbench.runs import inspection, memory
-from fedbench.runs.memory import measure, memory_of, moments, saved_bytes, step_bytes, step_bytes_on
+from fedbench.runs import inspection
+from fedbench.runs import inspection as memory
+from fedbench.runs.inspection import measure, memory_of, moments, saved_bytes, step_bytes
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import tiny_backbone, tiny_dataset, tiny_spec
 
@@ -41,7 +42,8 @@ def looked_at(spec: RunSpec) -> Run:
 )
 def test_a_measured_step_grows_to_what_a_whole_batch_takes(method: str, backbone: str, changed: dict[str, str]) -> None:
     run = looked_at(tiny_spec(method, backbone=backbone).model_copy(update=changed))
-    assert step_bytes(run).on(32) == pytest.approx(step_bytes_on(run, 32), rel=0.05)
+    on_32 = saved_bytes(memory._on_samples(memory._first_task(run), 32))
+    assert step_bytes(run).on(32) == pytest.approx(on_32, rel=0.05)
 
 
 def test_a_linear_heads_step_saves_what_its_gradient_needs() -> None:
@@ -124,7 +126,7 @@ def test_a_model_without_weights_takes_no_step() -> None:
 def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
     """`fedbench ARGUMENTS` in an empty folder, on the tiny data set; what it says."""
     monkeypatch.chdir(tmp_path)
-    for module in ("fedbench.runs.loaded", "fedbench.runs.prepare"):
+    for module in ("fedbench.runs.prepare",):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
     monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
 
@@ -151,7 +153,7 @@ def test_enlarged_images_are_told_once(
     assert fedbench("run", *larger, "--set", "backbone=convnet?resize=48").count(line) == 1
     assert "enlarged" not in fedbench("run", *larger, "--set", "backbone=convnet")
     data = replace(tiny_dataset(), shortest_side=20)
-    monkeypatch.setattr("fedbench.runs.loaded.load_dataset", lambda *_, **__: data)
+    monkeypatch.setattr("fedbench.runs.prepare.load_dataset", lambda *_, **__: data)
     assert fedbench("run", *larger, "--set", "backbone=convnet").count("of 20 px, are enlarged to 32 px") == 1
 
 

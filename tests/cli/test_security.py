@@ -43,9 +43,8 @@ from fedbench.models.weight_files import check_digest
 from fedbench.rounds.state import read_saved
 from fedbench.suites.suite import parse_suite
 from fedbench.tracking.databases import check_database, shown
-from fedbench.tracking.record import SEAL, seal_of
 from fedbench.tracking.recording import begin_run, end_run, log, metrics_at
-from fedbench.tracking.schema import store_uri
+from fedbench.tracking.schema import SEAL, seal_of, store_uri
 from fedbench.tracking.store import experiment_of, open_store, runs_of
 from fedbench.tuning.storage import open_storage
 from fedbench_boards.leaderboard.results import load_results

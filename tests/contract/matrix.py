@@ -24,7 +24,7 @@ from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.spec import stack_names
 from fedbench.kinds.methods import wraps
 from fedbench.kinds.registry import find_method, method_names
-from fedbench.plugins.roles import role_of
+from fedbench.plugins.assembly import role_of
 from fedbench.testing import check_training
 
 RECORD = Path(__file__).with_name("matrix.json")

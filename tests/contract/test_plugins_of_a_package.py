@@ -16,8 +16,8 @@ from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.registry import GROUPS, find, plugins_everywhere, registered
 from fedbench.models import load_backbone
-from fedbench.plugins.run_code import Codes
-from fedbench.rounds.further import metrics_named
+from fedbench.plugins.provenance import Codes
+from fedbench.rounds.measures import metrics_named
 from fedbench.testing.plugins import CHECKS
 
 pytestmark = pytest.mark.usefixtures("third_party")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedbench.core.method.base import ROLES
 from fedbench.kinds.registry import find_method
-from fedbench.plugins.roles import role_of
+from fedbench.plugins.assembly import role_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,8 @@ from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.method.answers import not_finite
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.types import Broadcast, GlobalModel, Predictions
-from fedbench.rounds.broadcast import broadcast, sent_bytes
 from fedbench.rounds.loop import train_round
+from fedbench.rounds.messages import broadcast, sent_bytes
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec

@@ -35,9 +35,8 @@ from fedbench.models.inputs import encode
 from fedbench.models.names import parse_backbone
 from fedbench.rounds.state import RunState, load_state, save_state
 from fedbench.tracking.read import open_reader
-from fedbench.tracking.record import SEAL, seal_of
 from fedbench.tracking.recording import begin_run, end_run, log, metrics_at
-from fedbench.tracking.schema import store_uri
+from fedbench.tracking.schema import SEAL, seal_of, store_uri
 from fedbench.tracking.store import experiment_of, open_store, runs_of
 from fedbench.tuning.storage import open_storage
 from tests.datasets.pictures import picture, write_cifar, write_fashion, write_parquet

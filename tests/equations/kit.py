@@ -11,8 +11,8 @@ from fedbench.core.federation import ClientShard
 from fedbench.core.method.tasks import AggregationTask, ClientTask, LocalStep
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Model, Outputs, Tensors, Update
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import rounds
+from fedbench.rounds.messages import broadcast, client_task
 from fedbench.rounds.run import Run
 from fedbench.rounds.state import RunState
 from fedbench.runs import prepare

@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy, normalize
 from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.types import Model, Update
 from fedbench.models.prompts.context import prompt_tower, random_context
-from fedbench.rounds.broadcast import broadcast
 from fedbench.rounds.loop import rounds, start, train_round
+from fedbench.rounds.messages import broadcast
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_spec
 from fedbench.toolkit.losses import adjusted, mean_cross_entropy
 from fedbench_methods.capt import (

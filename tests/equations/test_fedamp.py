@@ -7,8 +7,8 @@ import torch
 
 from fedbench.api import Unworkable
 from fedbench.core.types import Model
-from fedbench.rounds.broadcast import broadcast
 from fedbench.rounds.loop import predict, train_round
+from fedbench.rounds.messages import broadcast
 from fedbench.testing import digest, final_state
 from fedbench_methods.fedamp import attention, kept_by, personal_mean
 from tests.equations.kit import RESNET, all_of, linear, run_of, runs

@@ -22,7 +22,7 @@ promptfl_run = runs("promptfl", context_length=2, per_class=True)
 
 def keys(run, client):
     """The keys that the run's clients hold, and what a client is told."""
-    from fedbench.rounds.broadcast import broadcast
+    from fedbench.rounds.messages import broadcast
 
     return broadcast(run, run.initial_state(), client).held
 

@@ -12,10 +12,10 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import ClientReport, LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.requirements import refuse_model
-from fedbench.rounds.broadcast import broadcast
 from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, predict, rounds, train_round
+from fedbench.rounds.messages import broadcast
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state

@@ -10,8 +10,8 @@ from fedbench.core.method.tasks import AggregationTask, LocalStep
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Model, Update
 from fedbench.models.cnn.nets import block_channels
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import start, train_round
+from fedbench.rounds.messages import broadcast, client_task
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench.toolkit.local_training import batch_at
 from fedbench_methods.fedfa import (

@@ -17,8 +17,8 @@ from fedbench.models import load_backbone
 from fedbench.models.cnn.backbone import cnn_model
 from fedbench.models.text.classifier import ProjectorShape, build_projector, embedding_model
 from fedbench.models.text.vectors import class_text
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import evaluate, train_round
+from fedbench.rounds.messages import broadcast, client_task
 from fedbench.testing import final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench_methods import fedglcl
 from fedbench_methods.fedglcl import FedGLCL, FedGlclParams, prompt_templates, proxy_names, similarity_loss

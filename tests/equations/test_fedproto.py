@@ -11,9 +11,9 @@ from fedbench.core.method.tasks import AggregationTask, EvaluationTask
 from fedbench.core.types import Broadcast, Model, Outputs, Predictions, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import assemble
-from fedbench.rounds.broadcast import client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
+from fedbench.rounds.messages import client_task
 from fedbench.rounds.metrics import score, size_in_bytes
 from fedbench.testing import digest, final_state, tiny_spec
 from fedbench.toolkit.prototypes import mean_over_holders, nearest_class, spread

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedbench.core.errors import MethodFault
-from fedbench.rounds.broadcast import broadcasts, client_task
 from fedbench.rounds.exchange import aggregated_state, train_clients
 from fedbench.rounds.loop import rounds
+from fedbench.rounds.messages import broadcasts, client_task
 from fedbench.toolkit.fedavg import average_buffers, weighted_mean
 from fedbench.toolkit.local_training import local_sgd
 from fedbench_methods.shared.clients import drawn_order

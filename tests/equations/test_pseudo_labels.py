@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError, MethodFault, Unworkable
-from fedbench.rounds.relabelling import relabelled
+from fedbench.rounds.messages import relabelled
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench_methods.pseudo_labels import PseudoLabels, class_means, top_of_each_class, zero_shot
 from tests.equations.kit import end_of, run_of, runs, spec_of, task_of

@@ -16,7 +16,7 @@ from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.inputs import FeatureInputs, PixelTransform
 from fedbench.plugins.assembly import assemble
 from fedbench.rounds.loop import evaluate
-from fedbench.rounds.private import shared
+from fedbench.rounds.run import shared
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import final_state, tiny_dataset, tiny_spec
 

@@ -20,8 +20,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import Scale, load_suite
-from fedbench.tracking.record import SEAL
-from fedbench.tracking.schema import store_uri
+from fedbench.tracking.schema import SEAL, seal_of, store_uri
 from fedbench_boards.exchange.checks import _beside_suite, _notes, _of_row, check_alike, check_folder
 from fedbench_boards.exchange.folder import FILES, MANIFEST, digests, read_folder
 from fedbench_boards.exchange.merging import _diverged, merge
@@ -763,6 +762,9 @@ def test_a_clash_is_refused_before_anything_is_copied(made: Made, tmp_path: Path
     # who changes a run leaves no seal, or one of his own
     client.delete_tag(changed["mlflow_id"], SEAL)
     client.log_metric(changed["mlflow_id"], "final/global_accuracy", 99.0, step=100)
+    with pytest.raises(FedbenchError, match="has no seal"):
+        merge([made.store, str(other)], str(tmp_path / "new"))
+    client.set_tag(changed["mlflow_id"], SEAL, seal_of(client.get_run(changed["mlflow_id"]).data))
     with pytest.raises(FedbenchError, match=r"fedprox .* seed 1 .* different numbers, global_accuracy [\d.]+ and 99.0"):
         merge([made.store, str(other)], str(tmp_path / "new"))
     assert MlflowClient(store_uri(str(tmp_path / "new"))).get_experiment_by_name("fedbench/toy") is None

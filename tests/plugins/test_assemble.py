@@ -110,8 +110,7 @@ def test_what_takes_the_rest_of_its_stack_is_told_to_be_a_wrapper(plugin, mark, 
 @pytest.mark.parametrize("marked", ["broadcast", "aggregate"])
 def test_an_inherited_hook_whose_override_has_no_mark_is_refused(mine, marked):
     @hookimpl
-    def answer(self, task):
-        """Marked."""
+    def answer(self, task): ...
 
     parent = type("Parent", (), {marked: answer})
     name = mine(aggregate=lambda self, task: None, **{"broadcast": parent.broadcast} if marked == "broadcast" else {})

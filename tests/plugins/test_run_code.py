@@ -9,9 +9,8 @@ import pytest
 
 from fedbench.core.errors import FedbenchError
 from fedbench.kinds import registry
-from fedbench.plugins import run_code
-from fedbench.plugins.provenance import files_under, roots
-from fedbench.plugins.run_code import Codes, code_hash, files_beside, harness_hash, with_imports
+from fedbench.plugins import provenance
+from fedbench.plugins.provenance import Codes, code_hash, files_beside, files_under, harness_hash, roots, with_imports
 
 METHOD = '''
 from dataclasses import dataclass
@@ -177,7 +176,7 @@ def test_all_code_of_a_command_is_the_harness_every_method_and_every_plugin_file
     files = files_beside([file, file])
     assert set(files) == {"--plugin/0/mine.py", "--plugin/1/mine.py"}
     before = code_hash([file])
-    monkeypatch.setattr(run_code, "versions", lambda: {"torch": "0.1"})
+    monkeypatch.setattr(provenance, "versions", lambda: {"torch": "0.1"})
     assert code_hash([file]) != before and Codes().harness == harness_hash()
 
 

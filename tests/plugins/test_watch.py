@@ -9,8 +9,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import STEPS, hookimpl
 from fedbench.core.types import Broadcast
 from fedbench.models.heads import default_model
-from fedbench.plugins.watch import Snapshot, contents, versions
-from fedbench.plugins.withheld import withheld
+from fedbench.plugins.guards import Snapshot, contents, versions, withheld
 from fedbench.testing import check_training, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average, largest_logit
 from fedbench.toolkit.local_training import local_sgd

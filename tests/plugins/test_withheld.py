@@ -13,7 +13,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Split, TensorImages
 from fedbench.core.method.hooks import STEPS, HookSpecs, hookimpl
 from fedbench.core.method.notifications import PROJECT
-from fedbench.plugins.withheld import withheld
+from fedbench.plugins.guards import withheld
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.scenarios import build_federation

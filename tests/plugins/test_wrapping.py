@@ -11,10 +11,9 @@ import fedbench.api as fb
 from fedbench import testing
 from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.kinds.registry import find_method, plugins_everywhere
-from fedbench.plugins.assembly import assemble
-from fedbench.plugins.roles import role_of
+from fedbench.plugins.assembly import assemble, role_of
 from fedbench.rounds.loop import rounds
-from fedbench.rounds.private import shared
+from fedbench.rounds.run import shared
 from fedbench.testing import check_executors, check_training, digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.layers import last_layers, layers
 from fedbench.toolkit.wrapping import without_value

@@ -18,12 +18,12 @@ from fedbench.models import inputs as inputs_module
 from fedbench.models.inputs import FeatureInputs, ImageInputs
 from fedbench.models.per_thread import per_thread
 from fedbench.plugins.assembly import assemble
-from fedbench.rounds.broadcast import client_task
 from fedbench.rounds.executors import cohort as cohort_module
 from fedbench.rounds.executors import executor_for
 from fedbench.rounds.executors.gradients import ClosedForm, Vectorised
 from fedbench.rounds.executors.stack import Stack, StackedOptimiser, signature
 from fedbench.rounds.loop import rounds
+from fedbench.rounds.messages import client_task
 from fedbench.testing import final_state, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import weighted_mean
 from fedbench.toolkit.local_training import batch_table, build_optimiser, local_sgd
@@ -63,7 +63,6 @@ class Terms:
 
     @hookimpl
     def loss_terms(self, step):
-        """The term."""
         self.asked += 1
         return self.term(step)
 
@@ -170,7 +169,6 @@ def test_what_a_client_received_knows_and_keeps_is_its_own():
     class Own:
         @hookimpl
         def broadcast(self, task):
-            """Another centre for every client."""
             return Broadcast(task.weights, {"centre": torch.tensor(float(task.client))})
 
         @hookimpl
@@ -182,7 +180,6 @@ def test_what_a_client_received_knows_and_keeps_is_its_own():
 
         @hookimpl
         def after_training(self, task, update):
-            """Rounds so far, and the client's number."""
             before = task.state.get("own", {"count": torch.tensor(0.0)})["count"]
             task.state["own"] = {"count": before + 1 + task.client}
 
@@ -210,7 +207,6 @@ def test_clients_that_keep_different_things_are_trained_apart(monkeypatch):
     class Keeps:
         @hookimpl
         def loss_terms(self, step):
-            """A pull only for clients that keep something."""
             kept = step.task.state.get("keeps")
             return None if kept is None else (step.weights["head.bias"] - kept["bias"]).square().sum()
 
@@ -233,7 +229,7 @@ def test_clients_that_keep_different_things_are_trained_apart(monkeypatch):
 
 def test_a_cohort_beyond_the_memory_is_trained_in_parts(monkeypatch):
     whole = final_state(run_with(None))
-    monkeypatch.setattr("fedbench.rounds.executors.memory.MEMORY", 1)
+    monkeypatch.setattr("fedbench.rounds.executors.gradients.MEMORY", 1)
     parts = []
     original = cohort_module.train_stack
     monkeypatch.setattr(cohort_module, "train_stack", lambda tasks, g: parts.append(len(tasks)) or original(tasks, g))
@@ -481,7 +477,6 @@ def test_clients_side_by_side_are_trained_by_as_many_threads():
     class Meets:
         @hookimpl
         def local_train(self, task):
-            """Goes on when another thread is here too."""
             names.add(threading.current_thread().name)
             meeting.wait()
             return local_sgd(task)

@@ -13,10 +13,9 @@ from fedbench.core.randomness import global_generators
 from fedbench.core.records import FAULT_COUNTS
 from fedbench.core.types import Update
 from fedbench.plugins.assembly import assemble
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.executors.sequential import Sequential, train_client
-from fedbench.rounds.faults import damaged, reason_to_reject
 from fedbench.rounds.loop import evaluate, rounds, start, train_round
+from fedbench.rounds.messages import broadcast, client_task, damaged, reason_to_reject
 from fedbench.rounds.state import load_state, save_state
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings

@@ -7,7 +7,7 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.rounds.loop import rounds
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
-from fedbench.suites.single import single
+from fedbench.suites.suite import single
 from fedbench.testing import digest, tiny_run, tiny_spec
 
 OWN = "personal_mean_client_accuracy"

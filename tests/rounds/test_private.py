@@ -12,12 +12,12 @@ from fedbench.core.method.tasks import EvaluationTask
 from fedbench.core.types import Model, Outputs, Predictions
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import Assembly, assemble
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.executors.sequential import Sequential
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, rounds, train_round
+from fedbench.rounds.messages import broadcast, client_task
 from fedbench.rounds.metrics import score, size_in_bytes
-from fedbench.rounds.private import completed, private_names, shared
+from fedbench.rounds.run import completed, private_names, shared
 from fedbench.rounds.state import load_state, save_state
 from fedbench.scenarios.participation import cohort
 from fedbench.testing import check_training, digest, final_state, tiny_run, tiny_spec
@@ -34,7 +34,6 @@ class Named:
 
     @hookimpl
     def private(self, model, spec):
-        """The names given."""
         return self.names
 
 
@@ -43,7 +42,6 @@ class Keeps(Named):
 
     @hookimpl
     def aggregate(self, task):
-        """The default's."""
         self.seen.append(task)
         return average(task)
 

@@ -27,24 +27,20 @@ class Extra:
 
     @hookimpl
     def start(self, task):
-        """Takes every client's histogram."""
         counts = torch.stack([report.class_counts for report in task.clients])
         task.state["extra"] = {"prior": counts.sum(0) / counts.sum()}
         return {"class_counts": counts}
 
     @hookimpl
     def exchanges(self, round, spec, state):
-        """Several."""
         return self.count
 
     @hookimpl
     def broadcast(self, task):
-        """The global weights and a prior."""
         return Broadcast(task.weights, {"prior": task.state["extra"]["prior"]})
 
     @hookimpl
     def after_training(self, task, update):
-        """Sends the mean of the weights, keeps the round."""
         self.seen.append((task.round, task.exchange, task.client, task.payload["prior"]))
         task.state["extra"] = {"round": torch.tensor(task.round)}
         return {"mean": torch.stack([w.mean() for w in update.weights.values()])}
@@ -120,7 +116,6 @@ def test_two_plugins_that_send_under_one_name_are_refused():
     class Second:
         @hookimpl
         def after_training(self, task, update):
-            """Sends under a name that is taken."""
             return {"mean": torch.zeros(1)}
 
     run = run_with(Extra())
@@ -136,7 +131,6 @@ def test_side_features_follow_the_samples_of_the_batch():
     class Reader:
         @hookimpl
         def loss_terms(self, step):
-            """Remembers what came beside the batch."""
             seen.append((step.task.client, step.batch))
 
     # the side encoder gives every training sample its own number
@@ -196,24 +190,20 @@ class Watcher:
 
     @hookimpl
     def exchanges(self, round, spec, state):
-        """Two."""
         return 2
 
     @hookimpl
     def broadcast(self, task):
-        """The global weights."""
         self.told.append(("broadcast", task.exchange))
         return Broadcast(task.weights)
 
     @hookimpl
     def loss_terms(self, step):
-        """Nothing, but the order is noted."""
         key = (step.task.client, step.task.exchange)
         self.orders.setdefault(key, []).extend(step.batch.index.tolist())
 
     @hookimpl
     def aggregate(self, task):
-        """The default's."""
         self.told.append(("aggregate", task.exchange, task.exchanges))
         return average(task)
 

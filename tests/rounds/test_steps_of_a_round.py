@@ -7,13 +7,13 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec, Training
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import start
-from fedbench.runs.memory import step_bytes
+from fedbench.rounds.messages import broadcast, client_task
+from fedbench.runs.inspection import step_bytes
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
-from fedbench.suites.single import group_of, single
+from fedbench.suites.suite import group_of, single
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.local_training import batch_table, batches_of
 from fedbench.tracking.tags import DEFAULTS, flat_params

@@ -28,7 +28,6 @@ class Asking:
 
     @hookimpl
     def survey(self, round, spec, state):
-        """As told."""
         self.asked.append(round)
         return self.answers.get(round, "nobody")
 
@@ -41,14 +40,12 @@ class Asking:
 
     @hookimpl
     def reported(self, task):
-        """Keeps the reports' mean in the server's state."""
         self.told.append(task)
         sizes = torch.cat([report["size"] for report in task.reports.values()])
         task.state["asking"] = {"mean": sizes.mean()[None], "round": torch.tensor([task.round])}
 
     @hookimpl
     def broadcast(self, task):
-        """The global weights and three numbers."""
         return Broadcast(task.weights, {"three": torch.zeros(3)})
 
 
@@ -185,7 +182,6 @@ def test_two_methods_that_report_under_one_name_are_refused():
     class Second:
         @hookimpl
         def report(self, task):
-            """Under a name that is taken."""
             return {"size": torch.zeros(1)}
 
     with pytest.raises(FedbenchError, match="both send 'size'"):
@@ -196,7 +192,6 @@ def test_two_methods_that_report_under_different_names_are_both_heard():
     class Second:
         @hookimpl
         def report(self, task):
-            """A number of its own."""
             return {"other": torch.zeros(1)}
 
     plugin = Asking({1: "cohort"})
@@ -207,12 +202,10 @@ def test_two_methods_that_report_under_different_names_are_both_heard():
 def test_reports_of_nothing_cost_nothing_up():
     class Silent(Asking):
         @hookimpl
-        def report(self, task):
-            """Nothing."""
+        def report(self, task): ...
 
         @hookimpl
         def reported(self, task):
-            """Keeps what it is told."""
             self.told.append(task)
 
     plugin = Silent({1: "cohort"})
@@ -246,7 +239,6 @@ def test_private_tensors_are_in_what_a_client_reports_on_but_not_in_what_it_is_s
     class Private(Asking):
         @hookimpl
         def private(self, model, spec):
-            """The head's bias."""
             return ["head.bias"]
 
     plugin = Private({3: "everyone"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
@@ -10,23 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.spec import RunSpec
 from fedbench.rounds.executors.cohort import Cohort, Plan
 from fedbench.rounds.executors.sequential import Sequential
-from fedbench.rounds.state import RunState, _checksum, load_state, save_state
+from fedbench.rounds.state import RunState, load_state, save_state
 from fedbench.runs import checkpoint
 from fedbench.runs.checkpoint import Checkpointing, discard
 from fedbench.runs.engines.engine import execute
 from fedbench.runs.engines.events import RunFailed, RunFinished, RunStarted, RunWarned
 from fedbench.runs.job import checkpoints_of, run_spec
 from fedbench.runs.prepare import Settings, prepare
-from fedbench.suites.expand import expand
-from fedbench.suites.resolve import Overrides
-from fedbench.suites.suite import parse_suite
+from tests.runs.kit import Listener, Stop, everything, method_file, specs_of
 
 SUITE = """
 name: checkpoints
@@ -36,81 +32,23 @@ training: {rounds: 6}
 seeds: [0]
 rows: [{method: scaffold}]
 """
-UNSEEDED = '''
+UNSEEDED = """
+noise = np.random.rand() + random.random()
+return {n: v + 1e-3 * (noise + torch.randn(v.shape)) for n, v in average(task).items()}
+
+@hookimpl
+def local_train(self, task):
+    # trained, and noise: also where a client is fine-tuned after the last round
+    update = local_sgd(task)
+    return replace(update, weights={n: v + 0.05 * torch.randn(v.shape) for n, v in update.weights.items()})
+"""
 """Draws from the global generators, which nobody should, and remembers nothing."""
-import random
-from dataclasses import dataclass
-import numpy as np
-import torch
-from fedbench.core.method.hooks import hookimpl
-from fedbench.toolkit.fedavg import average
-from fedbench.toolkit.local_training import local_sgd
-from dataclasses import replace
-
-@dataclass(frozen=True, kw_only=True)
-class P:
-    """None."""
-
-class Unseeded:
-    name, citation, Params, recipe = "unseeded", "nobody", P, {}
-    def __init__(self, params):
-        pass
-    @hookimpl
-    def local_train(self, task):
-        """Trained, and noise: also where a client is fine-tuned after the last round."""
-        update = local_sgd(task)
-        return replace(update, weights={n: v + 0.05 * torch.randn(v.shape) for n, v in update.weights.items()})
-    @hookimpl
-    def aggregate(self, task):
-        """The mean, and noise from three generators."""
-        noise = np.random.rand() + random.random()
-        return {n: v + 1e-3 * (noise + torch.randn(v.shape)) for n, v in average(task).items()}
-'''
-
-
-class Stop(Exception):
-    """What ends a run from outside."""
-
-
-class StopAfter:
-    """A listener that ends the run once ``round`` is done."""
-
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    @hookimpl
-    def round_finished(self, record) -> None:
-        """As Ctrl-C or a full store would."""
-        if record.round == self.round:
-            raise Stop
-
-
-class Heard:
-    """A listener that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.rounds, self.warnings, self.resumed = [], [], None
-
-    @hookimpl
-    def run_started(self, info) -> None:
-        """Where it goes on from."""
-        self.resumed = info.resumed_round
-
-    @hookimpl
-    def round_finished(self, record) -> None:
-        """The round's number."""
-        self.rounds.append(record.round)
-
-    @hookimpl
-    def run_warned(self, warning) -> None:
-        """The warning."""
-        self.warnings.append(warning)
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
-    (folder / "unseeded.py").write_text(UNSEEDED)
+    method_file(folder, "unseeded", UNSEEDED)
     return folder
 
 
@@ -125,26 +63,13 @@ def of(code: str) -> defaultdict[str, str]:
 
 
 def spec_of(method: str, settings: Settings, **sets: object) -> RunSpec:
-    overrides = Overrides(methods=(method,), sets=tuple(sets.items()), plugin_files=settings.plugin_files)
-    (spec,) = expand(parse_suite(SUITE, "checkpoints"), overrides)
+    (spec,) = specs_of(SUITE, settings.plugin_files, methods=(method,), sets=tuple(sets.items()))
     return spec
-
-
-def everything(result) -> dict[str, object]:
-    """All of a result that must not depend on breaks: numbers as bytes, no times."""
-    arrays = {"weights": result.weights, "buffers": result.buffers}
-    return {
-        **{f"{kind} {name}": a.tobytes() for kind, held in arrays.items() for name, a in held.items()},
-        **{f"own {client} {n}": a.tobytes() for client, own in result.own.items() for n, a in own.items()},
-        "summary": {name: value for name, value in result.summary.items() if "seconds" not in name},
-        "predictions": result.predictions,
-        "records": [replace(record, seconds=0.0) for record in result.records],
-    }
 
 
 def stopped(spec: RunSpec, settings: Settings, after: int) -> None:
     with pytest.raises(Stop):
-        run_spec(spec, settings, [StopAfter(after)])
+        run_spec(spec, settings, [Listener(after)])
 
 
 @pytest.mark.parametrize(
@@ -159,7 +84,7 @@ def test_a_run_stopped_twice_ends_as_one_that_never_stopped(settings, method):
     torch.randn(7)  # what else a process has drawn is nothing to a run
     stopped(spec, settings, after=3)
     stopped(spec, settings, after=5)
-    heard = Heard()
+    heard = Listener()
     resumed = run_spec(spec, settings, [heard])
     assert everything(resumed) == everything(whole)
     # the rounds before the break are told once more, so that whoever records them has them all, once
@@ -178,7 +103,7 @@ def test_a_run_stopped_after_its_last_round_has_only_its_end_to_do(settings):
 
     with pytest.raises(Stop):
         run_spec(spec, settings, [StopAtTheEnd()])
-    heard = Heard()
+    heard = Listener()
     assert everything(run_spec(spec, settings, [heard])) == everything(whole) and heard.resumed == 6
 
 
@@ -199,14 +124,14 @@ def test_damaged_checkpoints_are_passed_over_with_a_warning_and_never_gone_on_wi
     damaged = bytearray(newest.read_bytes())
     damaged[-9] ^= 16
     newest.write_bytes(bytes(damaged))
-    heard = Heard()
+    heard = Listener()
     assert everything(run_spec(spec, settings, [heard])) == everything(whole)
     assert heard.resumed == 2 and "round-000004.safetensors is passed over" in heard.warnings[0]
     discard(settings.checkpoints.folder, spec.run_id)
     stopped(spec, settings, after=5)
     for file in (newest, older):
         file.write_bytes(file.read_bytes()[:100])
-    heard = Heard()
+    heard = Listener()
     assert everything(run_spec(spec, settings, [heard])) == everything(whole)
     assert heard.resumed == 0 and len(heard.warnings) == 2
 
@@ -225,11 +150,11 @@ def test_what_other_code_or_another_executor_left_is_not_gone_on_with(settings, 
     assert checkpoints_of(spec, "other data", info.weights_hash, settings).round() == 0
     # what is left of it does not crowd out the run's own, even if it had got further
     stopped(spec, settings, after=5)
-    heard = Heard()
+    heard = Listener()
     with pytest.raises(Stop):
-        run_spec(spec, other, [heard, StopAfter(3)])
+        run_spec(spec, other, [heard, Listener(3)])
     assert heard.resumed == 0 and "is of other code, data or weights" in heard.warnings[0]
-    heard = Heard()
+    heard = Listener()
     run_spec(spec, other, [heard])
     assert heard.resumed == 2 and heard.warnings == []
 
@@ -262,28 +187,6 @@ def test_a_state_comes_back_with_its_order_its_empty_parts_and_the_layout_of_its
     assert repr(again) == repr(state) and list(again.clients) == [7, 2, 5] and again.clients[2] == {"m": {}}
     for one, other in ((state.weights, again.weights), (state.server["m"], again.server["m"])):
         assert [tensor.stride() for tensor in other.values()] == [tensor.stride() for tensor in one.values()]
-
-
-def test_a_state_of_the_format_before_is_read_as_it_was_written(tmp_path):
-    kernels = torch.randn(8, 4, 3, 3).contiguous(memory_format=torch.channels_last)
-    facts = {
-        "round": 3,
-        "run_id": "run",
-        "progress": {},
-        "names": ["weights|z"],
-        "server": [],
-        "clients": [],
-        "own": [],
-    }
-    flat = {"weights|z": kernels.contiguous()}
-    text = json.dumps({**facts, "strides": {"weights|z": kernels.stride()}})
-    save_file(
-        flat,
-        tmp_path / "state",
-        {"format": "fedbench-state-2", "run": text, "sha256": _checksum(flat, text)},
-    )
-    (found,) = load_state(tmp_path / "state", "run").weights.values()
-    assert torch.equal(found, kernels) and found.stride() == kernels.stride()
 
 
 def test_a_file_has_the_memory_of_its_tensors_in_their_order_and_copies_what_they_share(tmp_path):
@@ -340,7 +243,7 @@ def test_an_executor_goes_by_what_it_had_found_out_before_the_break(settings):
 
 
 def test_a_plan_to_train_at_once_is_recalled_as_it_was(settings):
-    from fedbench.rounds.broadcast import broadcast, client_task
+    from fedbench.rounds.messages import broadcast, client_task
 
     run = prepare(spec_of("fedprox", settings), settings)
     state = run.initial_state()

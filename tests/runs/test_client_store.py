@@ -11,16 +11,13 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.method.hooks import hookimpl
 from fedbench.core.spec import RunSpec
 from fedbench.rounds.clients import ClientStore, of_methods, settle, to_read
 from fedbench.rounds.state import RunState, read_facts
 from fedbench.runs.checkpoint import Checkpointing
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
-from fedbench.suites.expand import expand
-from fedbench.suites.resolve import Overrides
-from fedbench.suites.suite import parse_suite
+from tests.runs.kit import Listener, Stop, everything, specs_of
 
 SUITE = """
 name: clients
@@ -30,33 +27,6 @@ training: {rounds: 5, local_epochs: 1}
 seeds: [0]
 rows: [{method: scaffold}]
 """
-
-
-class Stop(Exception):
-    """What ends a run from outside."""
-
-
-class StopAfter:
-    """A listener that ends the run once ``round`` is done, and hears where it went on from."""
-
-    def __init__(self, round: int) -> None:
-        self.round, self.resumed, self.warnings = round, 0, []
-
-    @hookimpl
-    def run_started(self, info) -> None:
-        """Where it goes on from."""
-        self.resumed = info.resumed_round
-
-    @hookimpl
-    def run_warned(self, warning) -> None:
-        """The warning."""
-        self.warnings.append(warning)
-
-    @hookimpl
-    def round_finished(self, record) -> None:
-        """As Ctrl-C would."""
-        if record.round == self.round:
-            raise Stop
 
 
 @pytest.fixture(scope="module")
@@ -71,20 +41,8 @@ def settings(cache, tmp_path) -> Settings:
 
 
 def spec_of(method: str, **sets: object) -> RunSpec:
-    (spec,) = expand(parse_suite(SUITE, "clients"), Overrides(methods=(method,), sets=tuple(sets.items())))
+    (spec,) = specs_of(SUITE, methods=(method,), sets=tuple(sets.items()))
     return spec
-
-
-def numbers(result) -> dict[str, object]:
-    held = {"weights": result.weights, "buffers": result.buffers}
-    held |= {f"own {client}": own for client, own in result.own.items()}
-    held |= {f"{client} {name}": kept for client, of in result.clients.items() for name, kept in of.items()}
-    return {
-        "tensors": {where: {name: a.tobytes() for name, a in arrays.items()} for where, arrays in held.items()},
-        "summary": {name: value for name, value in result.summary.items() if "seconds" not in name},
-        "predictions": result.predictions,
-        "records": [replace(record, seconds=0.0) for record in result.records],
-    }
 
 
 @pytest.mark.parametrize(
@@ -113,15 +71,15 @@ def test_no_number_changes_with_the_budget_nor_where_a_run_is_stopped(settings, 
     whole = run_spec(spec, replace(settings, checkpoints=None))
     settings = replace(settings, checkpoints=replace(settings.checkpoints, state_memory=budget))
     with pytest.raises(Stop):
-        run_spec(spec, settings, [StopAfter(3)])
-    assert numbers(run_spec(spec, settings)) == numbers(whole)
+        run_spec(spec, settings, [Listener(3)])
+    assert everything(run_spec(spec, settings)) == everything(whole)
 
 
 def test_a_damaged_file_of_a_client_is_as_a_damaged_checkpoint(settings):
     spec = spec_of("scaffold")
     whole = run_spec(spec, replace(settings, checkpoints=None))
     with pytest.raises(Stop):
-        run_spec(spec, settings, [StopAfter(5)])
+        run_spec(spec, settings, [Listener(5)])
     folder = settings.checkpoints.folder / spec.run_id
     older, newer = (
         {
@@ -132,8 +90,8 @@ def test_a_damaged_file_of_a_client_is_as_a_damaged_checkpoint(settings):
     )
     damaged = folder / min(newer - older)
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
-    listener = StopAfter(-1)
-    assert numbers(run_spec(spec, settings, [listener])) == numbers(whole)
+    listener = Listener(-1)
+    assert everything(run_spec(spec, settings, [listener])) == everything(whole)
     assert listener.resumed == 2 and "round-000004.safetensors is passed over" in listener.warnings[0]
 
 

@@ -49,7 +49,6 @@ class Disk:
     folder: Path
 
     def fill(self) -> None:
-        """Leave no space."""
         with (self.folder / "ballast").open("ab", buffering=0) as ballast:
             for size in (2**16, 2**10, 1):
                 try:
@@ -59,7 +58,6 @@ class Disk:
                     assert error.errno == errno.ENOSPC
 
     def free(self) -> None:
-        """Space again."""
         (self.folder / "ballast").unlink()
 
 

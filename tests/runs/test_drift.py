@@ -11,7 +11,7 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import ClientTask
 from fedbench.core.spec import RunSpec
-from fedbench.rounds import broadcast, loop
+from fedbench.rounds import loop, messages
 from fedbench.rounds.executors import ExecutorName
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate
@@ -43,7 +43,7 @@ def test_clients_train_on_what_they_hold_in_the_round(executor: ExecutorName, mo
     seen: dict[int, list[tuple[int, list[int]]]] = {}
 
     def recorded(of: Run, state: object, number: int, *rest: object) -> ClientTask:
-        task: ClientTask = broadcast.client_task(of, state, number, *rest)  # type: ignore[arg-type]
+        task: ClientTask = messages.client_task(of, state, number, *rest)  # type: ignore[arg-type]
         assert task.class_counts is not None and task.labels is not None
         assert task.class_counts.tolist() == torch.bincount(task.labels, minlength=4).tolist()
         seen.setdefault(number, []).append((task.client, task.class_counts.tolist()))

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,22 +24,23 @@ from optuna.trial import TrialState
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
+from fedbench.plugins.provenance import code_hash
 from fedbench.runs.checkpoint import Checkpointing
-from fedbench.runs.engines import ray as ray_engine
 from fedbench.runs.engines.engine import InProcess, execute
 from fedbench.runs.engines.events import Event, RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted
-from fedbench.runs.engines.ray import RayCluster, RayNodes, check_device, environment, ship
+from fedbench.runs.engines.ray import RayCluster, check_device, environment, ship
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
 from fedbench.tracking.schema import store_uri
-from fedbench.tuning.on_ray import check_reach, tune_on
+from fedbench.tuning.on_ray import RayNodes, check_reach, tune_on
 from fedbench.tuning.space import defaults_of, space_of
 from fedbench.tuning.storage import open_storage, storage_url
 from fedbench.tuning.studies import Budget, Record, open_study
 from fedbench.tuning.trial import Tuned
 from fedbench.tuning.worker import Job, TrialBegan, TrialEnded, WorkerFailed, work
+from tests.runs.kit import outcomes
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party_package" / "example_median.py"
 SUITE = """
@@ -92,16 +93,6 @@ class Waiting:
 FAULTY = (
     WAITING.replace("waiting", "faulty").replace("task.round == 2", "1 / 0").replace('"FEDBENCH_TEST_FOLDER"', '"PATH"')
 )
-SPOILING = WAITING.replace("waiting", "spoiling").replace(
-    "\n        return average(task)\n",
-    """
-        answer = average(task)
-        fedbench.toolkit.fedavg.average = lambda task: {name: value * 0 for name, value in task.weights.items()}
-        import torch
-        torch.set_default_dtype(torch.float64)
-        return answer
-""",
-)
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +125,9 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     shutil.copy(THIRD_PARTY, site)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fedbench-example-median\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[fedbench.methods]\nexample-median = example_median:FedMedian\n")
-    (site / "ours").mkdir()
-    (site / "ours" / "averaging.py").write_text("from fedbench.toolkit.fedavg import average\n")
+    (tmp_path / "plugins" / "ours").mkdir()
+    (tmp_path / "plugins" / "ours" / "averaging.py").write_text("from fedbench.toolkit.fedavg import average\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "plugins"))
     monkeypatch.syspath_prepend(str(site))
     plugins = tuple(tmp_path / "plugins" / name for name in ("waiting.py", "faulty.py"))
     return Settings(tmp_path, tmp_path / "cache", plugins)
@@ -143,20 +135,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 def specs_of(settings: Settings, **given: Any) -> list[RunSpec]:
     return expand(parse_suite(SUITE, "ray"), Overrides(plugin_files=settings.plugin_files, **given))
-
-
-def outcomes(events: Iterable[Event]) -> dict[str, Any]:
-    """All that a run gives, times aside."""
-    return {
-        event.spec.run_id: (
-            [(record.round, record.metrics, record.bytes_up, record.bytes_down) for record in event.result.records],
-            {name: value for name, value in event.result.summary.items() if "seconds" not in name},
-            event.result.predictions,
-            {name: array.tobytes() for name, array in event.result.weights.items()},
-        )
-        for event in events
-        if isinstance(event, RunFinished)
-    }
 
 
 def wait_for(file: Path, seconds: float = 600) -> str:
@@ -187,7 +165,6 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
     threading.Thread(target=kill, daemon=True).start()
     engine = RayCluster(replace(settings, checkpoints=kept), address, 1, 0)
     assert engine.slots() == 2
-    assert len(list(kept.folder.glob("shared-*"))) == 1
     clustered = list(execute(specs, settings, 1, engine=engine))
 
     assert outcomes(clustered) == outcomes(alone)
@@ -203,48 +180,8 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
         (failed,) = [event for event in events if isinstance(event, RunFailed)]
         assert failed.reason.startswith("ZeroDivisionError") and "seed 0" in failed.reason
         assert "1 / 0" in failed.details and "faulty.py" in failed.details
-    # whoever stores the results deletes the checkpoints, where the disk is shared
-    assert list(kept.folder.glob("shared-*")) == []
+    # whoever stores the results deletes the checkpoints
     assert (kept.folder / retried.spec.run_id).is_dir()
-
-
-def test_a_worker_has_one_process_for_the_runs_of_a_command_and_another_for_those_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[object] = []
-
-    class Engine:
-        def __init__(self, settings: Settings, workers: int) -> None:
-            self.settings = settings
-
-        def close(self) -> None:
-            closed.append(self)
-
-    monkeypatch.setattr(ray_engine, "Processes", Engine)
-    monkeypatch.setattr(ray_engine, "_engines", [])
-    # as a command makes them, new for each run that is sent
-    one, same, other = (
-        Settings(tmp_path, tmp_path, checkpoints=Checkpointing(tmp_path, {"fedavg": code}, 0)) for code in "aab"
-    )
-    first = ray_engine._processes(one)
-    assert ray_engine._processes(same) is first and not closed
-    assert ray_engine._processes(other) is not first and closed == [first]
-
-
-@pytest.mark.slow
-def test_a_run_on_a_cluster_changes_nothing_for_the_next_one_on_the_same_worker(
-    address: str, settings: Settings, tmp_path: Path
-) -> None:
-    (tmp_path / "plugins" / "spoiling.py").write_text(SPOILING)
-    settings = replace(settings, plugin_files=(tmp_path / "plugins" / "spoiling.py",))
-    methods = ("fedavg", "spoiling")
-    first, second, spoiling = specs_of(settings, methods=methods, seeds=(0, 1))[:3]
-    assert [first.method, second.method, spoiling.method] == ["fedavg", "fedavg", "spoiling"]
-    engine = RayCluster(settings, address, 1, 0, workers=1)
-    events = list(execute([first, spoiling, second], settings, 1, engine=engine))
-    alone = outcomes(execute([first, second], settings, 1, engine=InProcess(settings)))
-    clustered = outcomes(events)
-    assert {run: clustered[run] for run in alone} == alone and len(clustered) == 3
 
 
 @pytest.mark.slow
@@ -278,15 +215,21 @@ def test_a_worker_with_other_code_refuses_the_run(settings: Settings, tmp_path: 
     (tmp_path / "sent").mkdir()
     shipped = ship(tmp_path / "sent", settings.plugin_files)
     assert list((tmp_path / "sent").rglob("__pycache__")) == []
-    with pytest.raises(FedbenchError, match="its sources have the hash [0-9a-f]{16} here and 0{16} there"):
-        plain = replace(shipped, plugin_files=(), code="0" * 64)
+    # each plugin file with what lies beside it, so that its code is the same there
+    for number, name in enumerate(("waiting", "faulty")):
+        sent = tmp_path / "sent" / "fedbench_plugin_files" / str(number)
+        assert {file.name for file in sent.iterdir()} == {f"{name}.py", "scale.txt", "ours"}
+    assert (tmp_path / "sent" / "ours" / "averaging.py").is_file()
+    copies = tuple(tmp_path / "sent" / file for file in shipped.plugin_files)
+    assert code_hash(copies) == shipped.code
+    plain = replace(shipped, plugin_files=(), code="0" * 64)
+    with pytest.raises(FedbenchError, match="its sources differ; install the same versions"):
         plain.unpacked(settings)
-    other = tuple((name, "0.1" if name == "torch" else version) for name, version in shipped.versions)
-    with pytest.raises(FedbenchError, match=r"torch \d\S* here and 0.1 there"):
-        replace(shipped, plugin_files=(), code="0" * 64, versions=other).unpacked(settings)
-    with pytest.raises(FedbenchError, match="package example_median registers methods here and missing there"):
-        packages = tuple(name for name in shipped.packages if name != "example_median")
-        replace(shipped, plugin_files=(), code="0" * 64, packages=packages).unpacked(settings)
+    parts = dict(shipped.parts) | {"torch": "0.1"}
+    del parts["package example_median"]
+    differences = r"package example_median registers methods here and missing there, torch \d\S* here and 0.1 there"
+    with pytest.raises(FedbenchError, match=differences):
+        replace(plain, parts=tuple(parts.items())).unpacked(settings)
 
 
 def test_workers_get_settings_from_the_environment_but_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,27 +238,6 @@ def test_workers_get_settings_from_the_environment_but_no_secrets(monkeypatch: p
     sent = environment()
     assert {"FEDBENCH_DATA", "HF_HOME"} <= set(sent) and sent["OMP_NUM_THREADS"] == "1"
     assert not {"HF_TOKEN", "FEDBENCH_PASSWORD", "AWS_REGION"} & set(sent)
-
-
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_checkpoints_of_a_finished_run_go_from_a_machine_that_has_a_disk_of_its_own(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_shared: bool
-) -> None:
-    (spec,) = specs_of(settings, methods=("fedavg",), seeds=(0,))
-    checkpoints = Checkpointing(tmp_path / "kept", {spec.run_id: "code"}, every=1)
-    kept = replace(settings, plugin_files=(), checkpoints=checkpoints)
-    (tmp_path / "sent").mkdir()
-    shipped = ship(tmp_path / "sent", ())
-    (tmp_path / "kept" / "other").mkdir(parents=True)
-    marker = tmp_path / "kept" / "shared-1"
-    if is_shared:
-        marker.touch()
-    monkeypatch.setattr(ray_engine, "_engines", [])
-    events: list[Any] = []
-    ray_engine.run(shipped, marker, spec, kept, events.append)
-    assert isinstance(events[-1], RunFinished)
-    assert (tmp_path / "kept" / spec.run_id).exists() == is_shared and (tmp_path / "kept" / "other").is_dir()
-    ray_engine._engines.pop()[1].close()
 
 
 @pytest.mark.slow
@@ -361,16 +283,6 @@ def test_without_ray_the_command_says_how_to_install_it(
     assert 'pip install "fedbench-harness[ray]"' in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.slow
-def test_gpus_that_are_not_there_are_refused_with_what_there_is(address: str, settings: Settings) -> None:
-    with pytest.raises(FedbenchError, match="asks for 1 CPUs and 0.5 GPUs .*cluster has .*1 CPUs and 0 GPUs"):
-        RayCluster(settings, address, 1, 0.5)
-    with pytest.raises(FedbenchError, match="asks for 2 CPUs"):
-        RayCluster(settings, address, 2, 0)
-    with pytest.raises(FedbenchError, match="whole number"):
-        RayCluster(settings, address, 1, 1.5)
-
-
 def test_a_run_on_a_gpu_needs_one_set_aside_for_it(settings: Settings) -> None:
     (spec,) = specs_of(settings, methods=("fedavg",), seeds=(0,))
     check_device(spec, 0)
@@ -380,14 +292,6 @@ def test_a_run_on_a_gpu_needs_one_set_aside_for_it(settings: Settings) -> None:
         check_device(on_gpu, 0)
     with pytest.raises(FedbenchError, match="numbered from 0"):
         check_device(spec.model_copy(update={"device": "cuda:1"}), 1)
-
-
-@pytest.mark.slow
-def test_a_cluster_that_is_not_there_is_an_error(settings: Settings, address: str) -> None:
-    with pytest.raises(FedbenchError, match="ray start --head"):
-        RayCluster(settings, "127.0.0.1:1", 1, 0)
-    with pytest.raises(FedbenchError, match="client protocol"):
-        RayCluster(settings, "ray://127.0.0.1:10001", 1, 0)
 
 
 class _Machines:

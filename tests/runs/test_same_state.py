@@ -20,11 +20,11 @@ from fedbench.runs.engines import worker as workers
 from fedbench.runs.engines.engine import Policy, Processes, execute
 from fedbench.runs.engines.events import Event, RunFailed, RunFinished, failure_of
 from fedbench.runs.engines.worker import Apart, Work, Worker
-from fedbench.runs.loaded import Loaded
-from fedbench.runs.prepare import Settings
+from fedbench.runs.prepare import Loaded, Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
+from tests.runs.kit import everything
 
 SUITE = """
 name: state
@@ -129,29 +129,22 @@ def specs_of(settings: Settings, *methods: str) -> list[RunSpec]:
     return expand(parse_suite(SUITE, "state"), Overrides(methods=methods, plugin_files=settings.plugin_files))
 
 
-def outcome(event: RunFinished) -> tuple[Any, ...]:
-    """All that a run gives, times aside."""
-    result = event.result
-    return (
-        [(record.round, record.metrics, record.bytes_up, record.bytes_down) for record in result.records],
-        {name: value for name, value in result.summary.items() if "seconds" not in name},
-        result.predictions,
-        {name: array.tobytes() for name, array in result.weights.items()},
-    )
-
-
 def of_fedavg(events: Iterable[Event]) -> list[Event]:
     return [e for e in events if e.spec.method == "fedavg" and isinstance(e, RunFinished | RunFailed)]
 
 
 def test_whatever_a_run_does_to_its_process_the_next_gives_the_same_numbers_bit_for_bit(settings: Settings) -> None:
-    fedavg, *hostile = specs_of(settings, "fedavg", "in-place", "all-tensors", *SPOILING)
+    # some of what the same methods do as an installed package, below
+    names = ("in-place", "all-tensors", "patched", "signals", "standard-streams", "leaves-early")
+    fedavg, *hostile = specs_of(settings, "fedavg", *names)
     specs = [fedavg, *(spec for one in hostile for spec in (one, fedavg))]
     events = list(execute(specs, settings, 1, engine=Processes(settings, 1), policy=NO_RETRY))
     ends = of_fedavg(events)
-    assert len(ends) == 1 + len(hostile) == 3 + len(SPOILING)
+    assert len(ends) == 1 + len(hostile) == 1 + len(names)
     assert [end.reason for end in ends if isinstance(end, RunFailed)] == []
-    assert [outcome(end) == outcome(ends[0]) for end in ends if isinstance(end, RunFinished)] == [True] * len(ends)
+    assert [everything(end.result) == everything(ends[0].result) for end in ends if isinstance(end, RunFinished)] == [
+        True
+    ] * len(ends)
 
 
 LEAVING = (
@@ -239,27 +232,19 @@ def wait_for_the_three(leaving: Settings, engine: Processes) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt what another has detached")
-def test_what_a_run_leaves_running_ends_with_it_whether_it_finishes_or_is_stopped(leaving: Settings) -> None:
+def test_what_a_run_leaves_running_ends_with_it_whether_it_finishes_is_stopped_or_its_engine_closed(
+    leaving: Settings,
+) -> None:
     finishing, hanging = specs_of(leaving, "leaves", "leaves-and-hangs")
     engine = Processes(leaving, 1)
     (end,) = [e for e in execute([finishing], leaving, 1, engine=engine) if isinstance(e, RunFinished | RunFailed)]
     assert isinstance(end, RunFinished)
     assert [one for one in left_by(leaving) if psutil.pid_exists(one)] == []
-    engine.begin(hanging)
-    wait_for_the_three(leaving, engine)
-    engine.stop(hanging)
-    assert [one for one in left_by(leaving) if psutil.pid_exists(one)] == []
-    engine.close()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt what another has detached")
-def test_nothing_is_left_running_once_the_engine_is_closed_in_the_middle_of_a_run(leaving: Settings) -> None:
-    (hanging,) = specs_of(leaving, "leaves-and-hangs")
-    engine = Processes(leaving, 1)
-    engine.begin(hanging)
-    wait_for_the_three(leaving, engine)
-    engine.close()
-    assert [one for one in left_by(leaving) if psutil.pid_exists(one)] == []
+    for end in (lambda: engine.stop(hanging), engine.close):
+        engine.begin(hanging)
+        wait_for_the_three(leaving, engine)
+        end()
+        assert [one for one in left_by(leaving) if psutil.pid_exists(one)] == []
 
 
 def test_a_failure_of_20_mb_is_cut_and_one_without_a_text_still_has_its_type(leaving: Settings) -> None:
@@ -368,7 +353,9 @@ def test_whatever_a_run_of_an_installed_method_does_the_next_gives_the_same_numb
     ends = of_fedavg(events)
     assert len(ends) == 1 + len(hostile)
     assert [end.reason for end in ends if isinstance(end, RunFailed)] == []
-    assert [outcome(end) == outcome(ends[0]) for end in ends if isinstance(end, RunFinished)] == [True] * len(ends)
+    assert [everything(end.result) == everything(ends[0].result) for end in ends if isinstance(end, RunFinished)] == [
+        True
+    ] * len(ends)
 
 
 def test_a_method_of_another_package_keeps_nothing_from_run_to_run(package: Settings) -> None:
@@ -376,7 +363,7 @@ def test_a_method_of_another_package_keeps_nothing_from_run_to_run(package: Sett
     again = spec.model_copy(update={"setting": "again"})
     events = list(execute([spec, again], package, 1, engine=Processes(package, 1), policy=NO_RETRY))
     first, second = [event for event in events if isinstance(event, RunFinished)]
-    assert outcome(first) == outcome(second)
+    assert everything(first.result) == everything(second.result)
 
 
 def test_runs_of_fedbench_share_a_worker(package: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,4 +374,6 @@ def test_runs_of_fedbench_share_a_worker(package: Settings, monkeypatch: pytest.
     events = list(execute([*specs, *specs], package, 1, engine=Processes(package, 1), policy=NO_RETRY))
     ends = [event for event in events if isinstance(event, RunFinished)]
     assert len(ends) == 2 * len(specs) and len(started) == 1
-    assert [outcome(end) for end in ends[: len(specs)]] == [outcome(end) for end in ends[len(specs) :]]
+    assert [everything(end.result) for end in ends[: len(specs)]] == [
+        everything(end.result) for end in ends[len(specs) :]
+    ]

@@ -22,8 +22,7 @@ from fedbench.rounds.loop import evaluate, rounds
 from fedbench.rounds.metrics import unseen_metrics
 from fedbench.rounds.run import Run
 from fedbench.runs.job import run_spec
-from fedbench.runs.prepare import Settings, prepare
-from fedbench.runs.unseen import Renamed, renamed_model
+from fedbench.runs.prepare import Renamed, Settings, prepare, renamed_model
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_spec
 from fedbench.tracking.evaluation import evaluate_again
 from fedbench.tracking.listener import Tracking

@@ -3,8 +3,8 @@
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.suites.axes import read_axes
 from fedbench.suites.expand import expand
+from fedbench.suites.files import read_axes
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
 

@@ -4,7 +4,7 @@ import pytest
 
 from fedbench.core.spec import RunSpec, Training
 from fedbench.scenarios.presets import PRESETS
-from fedbench.suites.single import asked_for, group_of, is_read_as
+from fedbench.suites.suite import asked_for, group_of, is_read_as
 
 
 def spec(scenario: str, training: Training | None = None, dataset: str = "embedded", **fields: object) -> RunSpec:

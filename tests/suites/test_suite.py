@@ -239,6 +239,12 @@ def grid(**overrides):
     return expand(parse_suite(GRID, "grid.yaml"), Overrides(**overrides))
 
 
+def test_a_setting_is_ranked_by_its_own_metric_where_it_names_one():
+    suite = parse_suite(GRID.replace("{name: mild, ", "{name: mild, headline: tail_accuracy, "), "grid.yaml")
+    assert [suite.headline_of(name) for name in ("mild", "steep")] == ["tail_accuracy", "global_accuracy"]
+    assert suite.headlines == ("global_accuracy", "tail_accuracy")
+
+
 def test_first_scale_is_the_default_and_every_row_meets_every_setting_it_runs_in():
     cells = [(s.setting, s.row.partition(" ·")[0], s.seed) for s in grid()]
     mild = [("mild", name, seed) for name in ("fedavg", "fedclip") for seed in (1, 2)]

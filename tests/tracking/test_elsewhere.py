@@ -8,9 +8,9 @@ from fedbench.models import inputs
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
-from fedbench.tracking.command import Invocation
 from fedbench.tracking.evaluation import evaluate_elsewhere
 from fedbench.tracking.listener import Tracking
+from fedbench.tracking.recording import Invocation
 from fedbench.tracking.schema import store_uri
 from tests.datasets.pictures import picture
 
@@ -61,7 +61,7 @@ def on(recorded, method, data):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_on_the_same_classes_every_model_predicts_as_ever(recorded, method):
-    from fedbench.tracking.models import recorded_model
+    from fedbench.tracking.evaluation import recorded_model
 
     found = on(recorded, method, "same")
     uri, settings, ids, _ = recorded
@@ -71,7 +71,7 @@ def test_on_the_same_classes_every_model_predicts_as_ever(recorded, method):
 
 
 def test_a_prompt_names_other_classes(recorded):
-    from fedbench.tracking.models import recorded_model
+    from fedbench.tracking.evaluation import recorded_model
 
     found = on(recorded, "promptfl", "other")
     assert (found.samples, found.classes, found.is_renamed) == (9, 3, True)

@@ -21,10 +21,9 @@ from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
 from fedbench.tracking import artifacts, store
-from fedbench.tracking.command import Invocation
-from fedbench.tracking.evaluation import Evaluation, beside, evaluate_again, is_history
+from fedbench.tracking.evaluation import Evaluation, beside, evaluate_again, find_run, is_history
 from fedbench.tracking.listener import Tracking
-from fedbench.tracking.models import find_run
+from fedbench.tracking.recording import Invocation
 from fedbench.tracking.schema import store_uri
 
 PERSONAL = '''
@@ -77,7 +76,6 @@ class Recorded:
     specs: dict[str, RunSpec]
 
     def run(self, method: str) -> Any:
-        """The MLflow run of a method."""
         return find_run(client_of(self.uri), self.specs[method].run_id)
 
     def files(self, method: str) -> Path:
@@ -201,7 +199,7 @@ def test_the_clients_own_models_count(recorded: Recorded, monkeypatch: pytest.Mo
         state.clients.clear()
         return state
 
-    monkeypatch.setattr("fedbench.tracking.models.read_state", without)
+    monkeypatch.setattr("fedbench.tracking.evaluation.read_state", without)
     again = evaluate_again(recorded.uri, recorded.specs["personal"].run_id, recorded.settings)
     changed = set(again.metrics.loc[again.metrics["difference"] != 0, "metric"])
     assert changed and all(name.startswith("personal_") for name in changed)
@@ -210,7 +208,7 @@ def test_the_clients_own_models_count(recorded: Recorded, monkeypatch: pytest.Mo
 
 def test_predictions_that_are_missing_have_changed(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     read = artifacts.read_predictions
-    monkeypatch.setattr("fedbench.tracking.models.read_predictions", lambda *given: read(*given)[:-2])
+    monkeypatch.setattr("fedbench.tracking.evaluation.read_predictions", lambda *given: read(*given)[:-2])
     again = evaluate_again(recorded.uri, recorded.specs["moon"].run_id, recorded.settings)
     assert again.changed_predictions == 2 and not again.is_equal
 
@@ -257,7 +255,7 @@ def test_evaluate_ends_with_1_and_says_what_changed(
         state.weights["head.bias"][another] = 1e9
         return state
 
-    monkeypatch.setattr("fedbench.tracking.models.read_state", decided)
+    monkeypatch.setattr("fedbench.tracking.evaluation.read_state", decided)
     ended = fedbench(run_id)
     assert ended.code == 1
     assert re.search(
@@ -266,7 +264,7 @@ def test_evaluate_ends_with_1_and_says_what_changed(
     # whichever class every sample is now taken for, all of its samples are right
     assert re.search(r"class_accuracy/\w+ +\d+\.\d\d +100\.00 +\+\d+", ended.out)
     assert "Code, versions, data and weights are the recorded ones." in ended.out
-    monkeypatch.setattr("fedbench.plugins.run_code.RunCode.hash", "c0de" * 16)
+    monkeypatch.setattr("fedbench.plugins.provenance.RunCode.hash", "c0de" * 16)
     monkeypatch.setattr("fedbench.tracking.evaluation.versions", lambda: {"torch": "0.1"})
     ended = fedbench(run_id)
     recorded_code = recorded.run("moon").data.tags["fedbench.code_hash"][:16]

@@ -16,10 +16,10 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.tracking import read, store
-from fedbench.tracking.command import Invocation
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.read import FolderReader, Reader, open_reader
-from fedbench.tracking.schema import database_of, store_uri
+from fedbench.tracking.recording import Invocation
+from fedbench.tracking.schema import database_of, read_rounds, store_uri
 
 # isort: split
 from mlflow.entities import Metric, Param, RunTag
@@ -107,7 +107,6 @@ def mine(folder: Path) -> Reader:
 
 
 def theirs(folder: Path) -> Reader:
-    """MLflow alone."""
     return Reader(store_uri(str(folder)))
 
 
@@ -237,8 +236,10 @@ def test_a_run_that_was_changed_or_damaged_is_refused_and_a_folder_that_was_copi
     file.write_text(whole)
     for damaged in ("", "round,loss\nx,1", "round,loss\n1"):
         file.with_name("rounds.csv").write_text(damaged)
-        with pytest.raises(FedbenchError, match=rf"the rounds of a run '.*{run}/artifacts/rounds.csv' cannot be read"):
+        with pytest.raises(FedbenchError, match=rf"rounds of a run '.*{run}/artifacts/rounds.csv' are not what was re"):
             mine(copied).values([run], ["loss"])
+        with pytest.raises(FedbenchError, match="the rounds of a run .* cannot be read"):
+            read_rounds(file.with_name("rounds.csv"), ["loss"], {})
 
 
 def test_a_leaderboard_of_a_folder_imports_neither_mlflow_nor_torch(filled: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.run_code import Codes
+from fedbench.plugins.provenance import Codes
 from fedbench.testing import tiny_dataset
 from fedbench.tracking import store
 from fedbench.tracking.schema import store_uri
@@ -86,8 +86,7 @@ def fedbench(
     """`fedbench ARGUMENTS --store SERVER` in an empty folder, on the tiny data set."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "remote.yaml").write_text(SUITE)
-    for module in ("fedbench.runs.loaded", "fedbench.runs.prepare"):
-        monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
+    monkeypatch.setattr("fedbench.runs.prepare.load_dataset", lambda *_, **__: tiny_dataset())
     monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
 
     def call(*arguments: str) -> Ended:
@@ -110,7 +109,7 @@ def test_a_suite_runs_resumes_and_is_evaluated_over_a_server(
     command = ("run", "--suite", "remote.yaml", "--engine", "in-process", "--cache-dir", "cache")
     first = fedbench(*command)
     assert first.code == 0, first.err
-    assert re.search(rf"look inside  {server}/#/experiments/\d+/runs\?.*viewStateShareKey=fedbench", first.out)
+    assert re.search(rf"look inside  {server}/#/experiments/\d+/runs\?.*orderByAsc=false", first.out)
     # everything went to the server, but claims on runs, which whoever shares the cache sees
     assert {path.name for path in tmp_path.iterdir()} == {"remote.yaml", "cache"}
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["stores"]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
@@ -25,20 +26,18 @@ from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Update
 from fedbench.kinds.registry import Registered
-from fedbench.plugins import provenance, run_code
-from fedbench.plugins.run_code import Codes, MethodCode, RunCode
+from fedbench.plugins import provenance
+from fedbench.plugins.provenance import Codes, MethodCode, RunCode
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
 from fedbench.toolkit.local_training import local_sgd
 from fedbench.tracking import artifacts, recording, store
 from fedbench.tracking import listener as tracking
-from fedbench.tracking.command import Invocation
 from fedbench.tracking.listener import Tracking
-from fedbench.tracking.read import Origin, stored_runs
-from fedbench.tracking.record import SEAL, read_record, read_rounds
-from fedbench.tracking.recording import metric_name
-from fedbench.tracking.schema import local_artifacts, store_uri
+from fedbench.tracking.read import Origin, open_reader, stored_runs
+from fedbench.tracking.recording import Invocation, metric_name
+from fedbench.tracking.schema import SEAL, check_rounds, local_artifacts, read_record, read_rounds, store_uri
 from fedbench.tracking.store import ui_command
 from fedbench.tracking.tags import flat_params, run_tags
 from fedbench.workflow.execution import invocation
@@ -199,7 +198,6 @@ def test_artifacts_lie_in_the_store_folder_and_give_the_run_back(uri: str, liste
     assert sorted(path.name for path in found.iterdir()) == [
         "federation.json",
         "model",
-        "owners.json",
         "predictions.csv",
         "rounds.csv",
         "run.json",
@@ -337,8 +335,8 @@ def test_the_runs_of_a_command_are_filed_under_one_parent(uri: str, tmp_path: Pa
         "overrides": '["rounds=2"]',
         "plugins": '["mine.py"]',
     }
-    assert tags["fedbench.code_hash"] == run_code.code_hash([plugin])
-    assert tags["fedbench.harness_hash"] == run_code.harness_hash()
+    assert tags["fedbench.code_hash"] == provenance.code_hash([plugin])
+    assert tags["fedbench.harness_hash"] == provenance.harness_hash()
     (mine,) = Codes([plugin]).of("mine").methods
     assert json.loads(tags["fedbench.plugin_code"]) == [{"plugin": "mine.py", "hash": mine.hash}]
     assert str(tmp_path) not in json.dumps(tags)
@@ -410,13 +408,9 @@ def test_the_web_interface_is_told_how_to_show_a_suite_and_where_it_ran_last(uri
     assert client is not None
     experiment = client.get_experiment_by_name("fedbench/shown")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
-    view = json.loads(experiment.tags["mlflow.sharedViewState.fedbench"])
-    assert {"metrics.`final/global_accuracy`", "tags.`method`"} <= set(view["selectedColumns"])
-    assert set(view["columnWidths"]) == set(view["columnOrder"])
     path = f"/#/experiments/{experiment.experiment_id}/runs"
     suite, page = store.latest_page(uri) or ("", "")
     assert (suite, page.partition("?")[0]) == ("shown", path)
-    assert page.endswith("viewStateShareKey=fedbench")
 
 
 def test_the_web_interface_says_which_page_shows_the_latest_runs(
@@ -437,7 +431,6 @@ class Fixed(Codes):
         self._harness, self._hashes = harness, methods
 
     def of(self, stack: str, plugins: Sequence[Registered] = ()) -> RunCode:
-        """The given hashes."""
         return RunCode(self._harness, tuple(MethodCode(name, self._hashes[name]) for name in stack.split("+")))
 
 
@@ -587,10 +580,24 @@ def test_the_files_of_a_run_hold_what_mlflow_holds(uri: str, monkeypatch: pytest
         assert (kept.info.run_id, kept.info.status) == (run.info.run_id, "FINISHED")
         assert (kept.info.start_time, kept.info.end_time) == (run.info.start_time, run.info.end_time)
         names = [name for name in run.data.metrics if not name.startswith("final/")]
-        points = {(number, name): value.hex() for number, name, value in read_rounds(folder / "rounds.csv", names)}
+        points = {
+            (number, name): value.hex()
+            for number, name, value in read_rounds(folder / "rounds.csv", names, run.data.tags)
+        }
         histories = {name: client.get_metric_history(run.info.run_id, name) for name in names}
         assert points == {(p.step, name): p.value.hex() for name, history in histories.items() for p in history}
     assert len(runs) == 2 and len(points) == 2 * (6 + 5)
+    curves = folder / "rounds.csv"
+    curves.write_bytes(curves.read_bytes().replace(b"33.3", b"93.3"))
+    reader = open_reader(uri)
+    assert reader is not None
+    with pytest.raises(FedbenchError, match="the rounds of a run .* are not what was recorded"):
+        reader.values([run.info.run_id], ["global_accuracy"])
+    curves.unlink()
+    with pytest.raises(FedbenchError, match="are not what was recorded"):
+        check_rounds(curves, run.data.tags)
+    # a run of before has no such digest
+    assert check_rounds(curves, {}) == b""
     for run in (parent_of(uri, "files"),):
         folder = local_artifacts(uri, run)
         assert folder is not None and read_record(folder / "run.json").data.tags.items() <= run.data.tags.items()
@@ -722,7 +729,6 @@ def test_a_commands_run_has_the_leaderboard_and_its_best_row(tmp_path: Path) -> 
     from typer.testing import CliRunner
 
     from fedbench.cli.app import app
-    from fedbench.tracking.store import VIEW_TAG
     from fedbench_boards.leaderboard.results import load_results
 
     sets = ("--set", "rounds=1", "clients=4", "dataset=embedded?train=200&test=40")
@@ -732,19 +738,16 @@ def test_a_commands_run_has_the_leaderboard_and_its_best_row(tmp_path: Path) -> 
     uri = store_uri(str(tmp_path / "store"))
     client = MlflowClient(uri)
     (experiment,) = (one for one in client.search_experiments() if one.name.startswith("fedbench"))
-    # the view that the printed link opens has the runs alone, best first
-    view = json.loads(experiment.tags[VIEW_TAG])
-    order = f"{view['orderByKey']} {'ASC' if view['orderByAsc'] else 'DESC'}"
-    (run,) = client.search_runs([experiment.experiment_id], view["searchFilter"], order_by=[order])
+    # what the printed link opens has the runs alone, best first
+    view = dict(parse_qsl(store.page(experiment.experiment_id).partition("?")[2]))
+    assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`final/global_accuracy`", "false")
+    (run,) = client.search_runs([experiment.experiment_id], view["searchFilter"])
     every = client.search_runs([experiment.experiment_id])
     (command,) = (one for one in every if one.info.run_id != run.info.run_id)
     assert command.data.metrics["final/global_accuracy"] == run.data.metrics["final/global_accuracy"]
     assert command.data.tags["fedbench.best"] == "fedavg · clip:embedded"
     sent = run.data.metrics["final/bytes_up"] + run.data.metrics["final/bytes_down"]
     assert sent > 0 and run.data.metrics["final/megabytes"] == command.data.metrics["final/megabytes"] == sent / 1e6
-    first = [f"metrics.`final/{name}`" for name in ("global_accuracy", "head_accuracy", "mid_accuracy")]
-    first += ["metrics.`final/tail_accuracy`", "metrics.`final/megabytes`"]
-    assert view["selectedColumns"][:5] == first
     files = {Path(file.path).name for file in client.list_artifacts(command.info.run_id, "leaderboard")}
     assert files == {"index.html", "leaderboard.csv", "leaderboard.md"}
     # and no leaderboard takes it for a run

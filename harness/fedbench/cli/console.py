@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from fedbench.tracking.masking import masked
+from fedbench.tracking.databases import masked
 
 _PIPE_WIDTH = 200
 _COMMANDS = re.compile(

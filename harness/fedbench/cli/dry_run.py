@@ -10,10 +10,9 @@ from fedbench.core.wording import counted
 from fedbench.datasets.catalogue import card_of
 from fedbench.models import how_to_get
 from fedbench.plugins.assembly import AROUND
-from fedbench.rounds.executors.memory import MEMORY
+from fedbench.rounds.executors.gradients import MEMORY
 from fedbench.runs.prepare import Settings
-from fedbench.suites.single import asked_for
-from fedbench.suites.suite import Suite
+from fedbench.suites.suite import Suite, asked_for
 from fedbench.workflow.plan import AbsentRow, FailedRow, PlannedRow, SuitePlan
 
 

@@ -20,11 +20,9 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.runs.engines.engine import RUN_THREAD
 from fedbench.runs.engines.events import RunFailed
-from fedbench.suites.single import ADHOC, asked_for
-from fedbench.suites.suite import Suite
-from fedbench.tracking.command import Invocation
+from fedbench.suites.suite import ADHOC, Suite, asked_for
 from fedbench.tracking.databases import shown
-from fedbench.tracking.recording import StoreUnavailable
+from fedbench.tracking.recording import Invocation, StoreUnavailable
 from fedbench.workflow.execution import Carried
 
 if TYPE_CHECKING:
@@ -97,7 +95,7 @@ def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves
     """Table and page as artifacts of the command's run, the first row of every table as its metrics."""
     import mlflow
 
-    from fedbench.tracking.command import record_board
+    from fedbench.tracking.recording import record_board
     from fedbench_boards.leaderboard.formats import to_csv, to_markdown
     from fedbench_boards.leaderboard.page import write_page
     from fedbench_boards.leaderboard.results import load_federations

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,18 +12,114 @@ from typing import Any, cast
 import pluggy
 
 from fedbench.core.errors import FedbenchError, MethodFault
-from fedbench.core.method.base import AnyMethod, declares
+from fedbench.core.method.base import REQUIREMENTS, AnyMethod, declares
 from fedbench.core.method.hooks import STEPS, WRAPPABLE, plugin_manager, relay
 from fedbench.core.method.hyper import build_params
-from fedbench.core.method.notifications import Notifications
+from fedbench.core.method.notifications import NOTIFICATIONS, Notifications
 from fedbench.core.method.tasks import Hooks
-from fedbench.core.spec import stack_names
+from fedbench.core.records import ReadOnly, RunInfo
+from fedbench.core.spec import RunSpec, stack_names
 from fedbench.kinds.methods import HOOK_NAMES, argument_of, refuse_unmarked, wraps
 from fedbench.kinds.registry import find_method
-from fedbench.plugins.notifications import notifications
-from fedbench.plugins.roles import refuse_roles, role_of
-from fedbench.plugins.watch import watched
+from fedbench.plugins.guards import watched
 from fedbench.toolkit.fedavg import FedAvg
+
+_ANSWERED = {
+    "label": "label provider",
+    "private": "personalisation",
+    "build_model": "learner",
+    "federate": "learner",
+    "local_gradients": "local objective",
+    "local_objective": "local objective",
+    "local_loss": "local objective",
+    "loss_terms": "local objective",
+    "aggregate": "aggregation",
+    "turns": "aggregation",
+    "broadcast": "aggregation",
+    "evaluate": "aggregation",
+}
+_WRAPPED = {"aggregate": "server step", "build_model": "learner"}
+_ALONE = {
+    "personalisation": "each gives clients models of their own",
+    "server step": "each takes the server's step from the mean of the clients",
+}
+"""Roles of which a stack has one at most, and why."""
+
+
+def role_of(cls: type[AnyMethod]) -> str:
+    """The role that a method declares, or the first that follows from its hooks."""
+    declared = declares(cls, "role")
+    if declared:
+        return str(declared)
+    answers = {name for name in STEPS if hasattr(getattr(cls, name, None), "fedbench_impl")}
+    around = wraps(cls)
+    roles = [role for hook, role in _ANSWERED.items() if hook in answers]
+    roles += [_WRAPPED.get(hook, _ANSWERED.get(hook, "aggregation")) for hook in around]
+    order = list(dict.fromkeys(["label provider", "personalisation", "learner", "server step", *_ANSWERED.values()]))
+    return min(roles, key=order.index, default="measure")
+
+
+def refuse_roles(
+    roles: Mapping[str, str],
+    prevents: Mapping[str, Collection[str]],
+    requires: Mapping[str, Collection[str]],
+    method: str,
+) -> None:
+    """FedbenchError where two methods have a role that only one can have, or one prevents what another requires.
+
+    ``roles``, ``prevents`` and ``requires`` by method.
+    """
+    stack = sorted(roles.items())
+    for name, prevented in sorted(prevents.items()):
+        lacking = [
+            (other, requirement)
+            for requirement in prevented
+            for other in sorted(requires)
+            if requirement in requires[other]
+        ]
+        for other, requirement in (pair for pair in lacking if pair[0] != name):
+            raise FedbenchError(
+                f"the stack {method!r} clashes: {other} needs {REQUIREMENTS[requirement]}, which "
+                f"{name} prevents; run them as separate rows."
+            )
+    for role, why in _ALONE.items():
+        names = [name for name, own in stack if own == role]
+        if len(names) > 1:
+            raise FedbenchError(
+                f"the stack {method!r} clashes: {' and '.join(names[:2])} are both a {role}, and {why}; run them as "
+                "separate rows."
+            )
+
+
+def notifications(manager: pluggy.PluginManager, listeners: Sequence[object]) -> Notifications:
+    """Notifications for ``listeners`` and then for the run's methods, for these as copies.
+
+    A frozen dataclass can be written to by whoever insists, and what listeners record must be true.
+    """
+    methods = [plugin for plugin in manager.get_plugins() if not any(plugin is listener for listener in listeners)]
+
+    def to_all(hook: str) -> Callable[..., None]:
+        to_listeners = manager.subset_hook_caller(hook, methods)
+        to_methods = manager.subset_hook_caller(hook, listeners)
+
+        def notify(**fields: Any) -> None:
+            to_listeners(**fields)
+            if to_methods.get_hookimpls():
+                to_methods(**{name: _for_methods(value, fields["spec"]) for name, value in fields.items()})
+
+        return notify
+
+    return cast(Notifications, SimpleNamespace(**{hook: to_all(hook) for hook in NOTIFICATIONS}))
+
+
+def _for_methods(fields: object, spec: RunSpec) -> object:
+    """A copy of what listeners are fields, without the counts of labels that the scenario hides."""
+    copy = deepcopy(fields)
+    if isinstance(copy, RunInfo) and spec.scenario.labels == "hidden":
+        return replace(copy, class_counts=())
+    # made anew, since a copy of a read-only array can be written to
+    return replace(copy) if isinstance(copy, ReadOnly) else copy
+
 
 Around = Callable[[Any, Callable[[Any], Any]], Any]
 """A method's function around a hook's answer: of what is handed, and the rest of the stack."""
@@ -52,7 +149,6 @@ class Assembly:
     """The method that gives clients models of their own."""
 
     def answers(self, hook: str) -> tuple[str, ...]:
-        """The methods that answer ``hook``, in call order."""
         return self.owners.get(hook, ())
 
     def answers_first(self, hook: str) -> str:
@@ -172,12 +268,12 @@ def _blamed(method: str, owners: Mapping[str, tuple[str, ...]]) -> dict[str, str
     def is_answered(hook: str) -> bool:
         return any(name != FedAvg.name for name in owners.get(hook, ()))
 
-    found = {}
+    blamed = {}
     for hook in STEPS:
         if any(is_answered(each) for each in (hook, *_CALLS.get(hook, ()))):
             names = [name for name in owners.get(hook, ()) if name != FedAvg.name]
-            found[hook] = ", ".join(names) or method
-    return found
+            blamed[hook] = ", ".join(names) or method
+    return blamed
 
 
 def joined_owners(names: Sequence[str], depth: int) -> str:

@@ -83,7 +83,6 @@ def _usable(name: str) -> Description | None:
 
 
 def _place() -> Path:
-    """Where the descriptions by the sources as they are now are kept."""
     every = dict(file for root in roots().values() for file in files_under(root))
     files = {name: path for name, path in every.items() if path.suffix == ".py"}
     points = sorted(f"{point.name} = {point.value}" for point in installed(METHOD))
@@ -100,7 +99,7 @@ def _read(place: Path) -> dict[str, Description]:
 
 
 def _keep(place: Path, methods: Sequence[Description]) -> None:
-    text = json.dumps({one.name: asdict(one) for one in methods})
+    text = json.dumps({method.name: asdict(method) for method in methods})
     with suppress(OSError, FedbenchError):  # where nothing can be written, there is no byte code either
         for older in place.parent.glob("methods-*.json"):
             older.unlink()
@@ -115,7 +114,7 @@ def _rows(value: Any) -> Any:
 def _described(cls: type[AnyMethod]) -> Description:
     from fedbench.core.method.base import ROLES, declares
     from fedbench.core.method.hyper import declared
-    from fedbench.plugins.roles import role_of
+    from fedbench.plugins.assembly import role_of
 
     module, parameters = sys.modules.get(cls.__module__), declared(cls.Params)
     return Description(

@@ -23,8 +23,8 @@ GRANTED_SERVER_DATA = {"server_data": "unlabelled", "server_labels": "labelled"}
 
 def required_by(stack: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[str, str]:
     """Requirement -> the method of ``stack`` that declares it."""
-    found = {method: declares(find_method(method, plugin_files), "requires") for method in stack}
-    return {name: method for method, names in found.items() for name in sorted(names)}
+    by_method = {method: declares(find_method(method, plugin_files), "requires") for method in stack}
+    return {name: method for method, names in by_method.items() for name in sorted(names)}
 
 
 def refuse_settings(requires: Mapping[str, str], spec: RunSpec, provides: Mapping[str, str] | None = None) -> None:

@@ -25,7 +25,7 @@ from fedbench.kinds.methods import check_method
 from fedbench.kinds.registry import OBJECT, find_method, method_names, registered
 from fedbench.models import image_network
 from fedbench.models.clip.backbone import digest_of_weights
-from fedbench.plugins.run_code import digest_of_code
+from fedbench.plugins.provenance import digest_of_code
 
 Network = nn.Module | type[nn.Module] | Callable[[], nn.Module]
 _DIGITS = 8

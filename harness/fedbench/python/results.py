@@ -18,7 +18,7 @@ from fedbench.kinds.registry import own_plugins
 from fedbench.python.asking import Folder, Names, files, folders, names
 from fedbench.python.screens import let_figures_be_seen
 from fedbench.runs.prepare import Settings
-from fedbench.suites.single import asked_for
+from fedbench.suites.suite import asked_for
 from fedbench.tracking.artifacts import PREDICTIONS, SPEC, read_spec
 from fedbench.tracking.databases import shown
 from fedbench.tracking.read import open_reader

@@ -24,7 +24,7 @@ from fedbench.runs.engines.engine import Policy
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import RUN_KEYS, Overrides, parse_assignment
-from fedbench.suites.single import single
+from fedbench.suites.suite import single
 from fedbench.workflow import plan
 from fedbench.workflow.execution import Storing, carry_out
 from fedbench.workflow.selection import Place, Selection

@@ -11,9 +11,8 @@ from fedbench.core.federation import Federation
 from fedbench.core.method.answers import require_finite_updates, require_global
 from fedbench.core.method.tasks import AggregationTask, ClientTask
 from fedbench.core.types import ClientReport, Tensors, Update
-from fedbench.rounds.faults import damaged, reason_to_reject
-from fedbench.rounds.private import kept_and_sent, shared
-from fedbench.rounds.run import Run
+from fedbench.rounds.messages import damaged, reason_to_reject
+from fedbench.rounds.run import Run, kept_and_sent, shared
 from fedbench.rounds.state import ClientState, RunState
 from fedbench.scenarios.participation import Schedule, cohort, schedule
 from fedbench.toolkit.fedavg import average_buffers

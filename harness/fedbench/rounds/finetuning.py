@@ -10,12 +10,11 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.randomness import global_generators
 from fedbench.core.types import Broadcast, Predictions
 from fedbench.plugins.assembly import assemble
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.clients import settle
 from fedbench.rounds.loop import predict
+from fedbench.rounds.messages import broadcast, client_task
 from fedbench.rounds.metrics import HELDOUT, own_accuracies
-from fedbench.rounds.private import shared
-from fedbench.rounds.run import Run
+from fedbench.rounds.run import Run, shared
 from fedbench.rounds.state import RunState
 from fedbench.toolkit.fedavg import FedAvg
 from fedbench.toolkit.local_training import local_sgd

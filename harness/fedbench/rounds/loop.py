@@ -13,7 +13,6 @@ from fedbench.core.randomness import global_generators
 from fedbench.core.records import FAULT_COUNTS, RoundRecord
 from fedbench.core.types import InputSource, Predictions, Update
 from fedbench.kinds.kinds import MetricTask
-from fedbench.rounds.broadcast import broadcast, broadcasts, channels_last, client_task, sent_bytes
 from fedbench.rounds.clients import settle, to_read
 from fedbench.rounds.exchange import (
     Reports,
@@ -25,12 +24,10 @@ from fedbench.rounds.exchange import (
     undo_lost,
 )
 from fedbench.rounds.executors.sequential import joined
-from fedbench.rounds.further import measured
-from fedbench.rounds.measures import measures_of
+from fedbench.rounds.measures import measured, measures_of
+from fedbench.rounds.messages import broadcast, broadcasts, channels_last, client_task, relabelled, sent_bytes
 from fedbench.rounds.metrics import size_in_bytes, unseen_metrics, validation_accuracy
-from fedbench.rounds.private import shared
-from fedbench.rounds.relabelling import relabelled
-from fedbench.rounds.run import Run
+from fedbench.rounds.run import Run, shared
 from fedbench.rounds.state import RunState
 
 

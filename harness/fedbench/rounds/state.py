@@ -18,9 +18,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.files import regular, replacing
 from fedbench.core.types import Tensors
 
-_FORMAT, _BEFORE = "fedbench-state-3", "fedbench-state-2"
-"""Formats of state files. The older one stores a tensor of another memory order in the order of its axes, so reading it
-takes a copy."""
+_FORMAT = "fedbench-state-3"
 _SEPARATORS = {"weights": 1, "buffers": 1, "server": 2, "client": 3, "own": 2, "beside": 1}
 """Number of bars in a tensor's key by its kind. A key is kind, client, method and name, as far as they apply."""
 
@@ -133,7 +131,7 @@ def read_saved(path: Path, device: str = "cpu", *, is_checked: bool = True) -> S
     compared.
     """
     metadata, flat = _opened(path, with_tensors=True)
-    if metadata.get("format") not in (_FORMAT, _BEFORE):
+    if metadata.get("format") != _FORMAT:
         raise FedbenchError(f"{str(path)!r} is not a run state of this version; delete it and start the run anew.")
     if is_checked and metadata.get("sha256") != _checksum(flat, metadata.get("run", "")):
         raise FedbenchError(f"run state {str(path)!r} is damaged; delete it and start the run anew.")
@@ -146,12 +144,8 @@ def read_saved(path: Path, device: str = "cpu", *, is_checked: bool = True) -> S
         kind, *rest = key.split("|")
         tensor = flat[key].to(device)
         # sums over a tensor are taken in the order in which it lies
-        if key in facts.get("shapes", {}):
+        if key in facts["shapes"]:
             tensor = tensor.as_strided(facts["shapes"][key], facts["strides"][key])
-        elif key in facts["strides"]:
-            tensor = torch.empty_strided(tensor.shape, facts["strides"][key], dtype=tensor.dtype, device=device).copy_(
-                tensor
-            )
         if kind == "weights":
             state.weights[rest[0]] = tensor
         elif kind == "buffers":
@@ -173,7 +167,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     Raises FedbenchError for a missing or damaged file.
     """
     metadata, _ = _opened(path, with_tensors=False)
-    if metadata.get("format") not in (_FORMAT, _BEFORE):
+    if metadata.get("format") != _FORMAT:
         raise FedbenchError(f"{str(path)!r} is not a run state of this version; delete it and start the run anew.")
     return cast("dict[str, Any]", json.loads(metadata["run"]))
 

@@ -88,12 +88,12 @@ class Checkpoints:
                 half.unlink(missing_ok=True)  # of a process that was killed while it wrote
         for file in reversed(self._files()):
             try:
-                found = self._read(file, device)
+                saved = self._read(file, device)
             except (FedbenchError, KeyError, TypeError, ValueError) as error:
                 warn(f"the checkpoint {file.name} is passed over: {error}")
                 continue
-            if found is not None:
-                return found
+            if saved is not None:
+                return saved
             warn(f"the checkpoint {file.name} is of other code, data or weights, and is passed over")
         return None
 

@@ -18,8 +18,7 @@ from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import last_round, rounds
 from fedbench.rounds.metrics import summarise
 from fedbench.runs.checkpoint import Checkpoint, Checkpoints
-from fedbench.runs.loaded import NOTHING, Loaded
-from fedbench.runs.prepare import Settings, prepare
+from fedbench.runs.prepare import NOTHING, Loaded, Settings, prepare
 
 
 def run_spec(

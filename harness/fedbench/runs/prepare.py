@@ -1,28 +1,33 @@
-"""From a spec to a run that is ready to train: plugins, data, federation, backbone, model, inputs."""
+"""From a spec to a run that is ready to train: plugins, data, federation, labels, backbone, model, inputs."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from fedbench.core.errors import FedbenchError, MethodFault
-from fedbench.core.federation import Dataset, Split
+from fedbench.core.errors import FedbenchError, MethodFault, Unworkable
+from fedbench.core.federation import Dataset, Federation, Shards, Split
+from fedbench.core.method.answers import require_labels
 from fedbench.core.method.base import declares
-from fedbench.core.method.tasks import ModelSetup, ServerData
+from fedbench.core.method.tasks import Hooks, LabelledSamples, LabelTask, ModelSetup, ServerData
 from fedbench.core.records import RECORDED_CLIENTS, RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import FrozenEncoder, InputSource, Model
 from fedbench.datasets import load_dataset, takes_image_size
 from fedbench.kinds.registry import find_method, plugins_everywhere
 from fedbench.models import image_size_of, load_backbone
+from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.inputs import FeatureInputs, ImageInputs, ImagesOnDevice, UncachedFeatures, encode
+from fedbench.models.names import is_dual_encoder
 from fedbench.plugins.assembly import Assembly, assemble
+from fedbench.plugins.guards import Pixels, Withheld, partitioned, withheld
 from fedbench.plugins.requirements import (
     GRANTED_SERVER_DATA,
     refuse_backbone,
@@ -31,16 +36,12 @@ from fedbench.plugins.requirements import (
     refuse_settings,
     refuse_towers,
 )
-from fedbench.plugins.withheld import Pixels, partitioned, withheld
-from fedbench.rounds.allocator import keep_freed_memory
+from fedbench.rounds.clients import keep_freed_memory
 from fedbench.rounds.executors import ExecutorName, executor_for
-from fedbench.rounds.further import metrics_named
+from fedbench.rounds.measures import metrics_named
 from fedbench.rounds.metrics import size_in_bytes
-from fedbench.rounds.private import private_names, shared
-from fedbench.rounds.run import Run, UnseenTest, model_on
+from fedbench.rounds.run import Run, UnseenTest, model_on, private_names, shared
 from fedbench.runs.checkpoint import Checkpointing
-from fedbench.runs.labelled import labelled
-from fedbench.runs.unseen import Renamed, renamed_model
 from fedbench.runs.untouched import Untouched
 from fedbench.scenarios import build_federation
 from fedbench.scenarios.build import partition_digest
@@ -295,3 +296,158 @@ def _device(name: str) -> torch.device:
         seen = f"{there} devices of that kind" if there else f"no {device.type.upper()} device"
         raise FedbenchError(f"device {name!r} is not available: torch sees {seen} here; use device=cpu.")
     return device
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What is None, the run loads itself."""
+
+    dataset: Dataset | None = None
+    backbone: Backbone | None = None
+
+
+NOTHING = Loaded()
+_NO_NAMES: tuple[tuple[str, int | None], tuple[str, str]] = (("", None), ("", ""))
+
+
+class Loader:
+    """Loads what runs read, and keeps it until another run reads something else."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._names = _NO_NAMES
+        self._loaded = NOTHING
+
+    def load(self, spec: RunSpec) -> Loaded:
+        """The run's data set, and its backbone unless that is drawn from the run's seed.
+
+        Where they can't be loaded, the run is left to load them, and fails as if it had been alone.
+        """
+        try:
+            image_size = image_size_for(spec)
+            backbone_name = spec.backbone if is_dual_encoder(spec.backbone) else ""
+            names = ((spec.dataset, image_size), (backbone_name, spec.device))
+            dataset = self._loaded.dataset if names[0] == self._names[0] else None
+            backbone = self._loaded.backbone if names[1] == self._names[1] else None
+            # the others are let go before anything is loaded: a run's memory must not depend on the runs before it
+            self._names, self._loaded = _NO_NAMES, NOTHING
+            data_dir, cache_dir = self._settings.data_dir, self._settings.cache_dir
+            if dataset is None:
+                dataset = load_dataset(spec.dataset, data_dir=data_dir, cache_dir=cache_dir, image_size=image_size)
+                _ = dataset.content_hash  # computed once for all runs
+            if backbone is None and backbone_name:
+                backbone = load_backbone(spec.backbone, data_dir=data_dir, seed=spec.seed)
+                _ = backbone.weights_hash
+                backbone.module.to(spec.device)
+            if isinstance(backbone, ClipBackbone):
+                backbone.text_features(dataset.classnames, spec.templates)  # which it keeps
+            self._names, self._loaded = names, Loaded(dataset, backbone)
+        except Exception:  # the run meets it again, and says so
+            return NOTHING
+        return self._loaded
+
+
+def labelled(
+    federation: Federation,
+    assembly: Assembly,
+    setup: ModelSetup,
+    features: Callable[[Split, FrozenEncoder], InputSource],
+    *,
+    is_run: bool,
+) -> tuple[Federation, Tensor | None]:
+    """``federation`` with the answer to the hook `label` where clients have no label, and which samples these are.
+
+    (n,) bool, None where no method gives labels: then the federation has those that are there, or stays without where
+    they are hidden. Clients lose the samples without a label; who has none left takes no part. The hidden labels are
+    in no part of it. A run that is only looked at (not ``is_run``) has labels in turn, since real ones would need
+    every image encoded.
+    """
+    train, shards, is_hidden = federation.train, federation.shards, not federation.labels_visible
+    own = torch.full((len(train),), -1) if is_hidden else train.labels
+    missing = torch.zeros(len(train), dtype=torch.bool)
+    missing[federation.held] = own[federation.held] < 0
+    if not missing.any():
+        return federation, None
+    given = None
+    if "labels" in assembly.provides or is_hidden:
+        given = _given(federation, missing, assembly, setup, features, is_run=is_run)
+    if given is None and is_hidden:
+        return federation, None
+    labels = own if given is None else torch.where(missing, given, own)
+    kept, *later = [
+        [replace(client, indices=client.indices[labels[client.indices] >= 0]) for client in stretch]
+        for stretch in (shards, *federation.later)
+    ]
+    if not any(len(client.indices) for client in kept):
+        raise Unworkable(f"{assembly.answers_first('label')} gives no client's samples a label; let it label more.")
+    # samples without a label are no client's; 0 stands for theirs, since labels count from 0
+    split = replace(train, labels=labels.clamp(min=0))
+    moved = tuple(map(Shards.of, later))
+    whole = replace(federation, train=split, labels_visible=True, clients=kept, later=moved)
+    return whole, None if given is None else missing
+
+
+def _given(
+    federation: Federation,
+    missing: Tensor,
+    assembly: Assembly,
+    setup: ModelSetup,
+    features: Callable[[Split, FrozenEncoder], InputSource],
+    *,
+    is_run: bool,
+) -> Tensor | None:
+    count, classes, server = len(federation.train), federation.num_classes, federation.server
+    if not is_run:
+        return torch.arange(count) % classes if "labels" in assembly.provides else None
+    # the task is handed out: what it can reach has no labels
+    images = Withheld(federation.train, "the clients' samples")
+    of_server = None
+    if server is not None and "server_labels" in assembly.requires:
+        pictures = Withheld(server, "the server's samples")
+        of_server = LabelledSamples(lambda encoder: features(pictures, encoder), server.labels)
+    clients = [client.indices[missing[client.indices]] for client in federation.shards]
+    task = LabelTask(setup, lambda encoder: features(images, encoder), clients, count, of_server)
+    answer = assembly.hooks.label(task=task)
+    if answer is None:
+        return None
+    return require_labels(answer, count, classes, assembly.answers_first("label"), "label").cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class Renamed:
+    """The run's methods with a model of other class names, whose weights are those of the run's own model."""
+
+    hooks: Hooks
+    model: Model
+
+
+def renamed_model(
+    setup: ModelSetup, model: Model, names: tuple[str, ...], plugin_files: Sequence[Path]
+) -> Renamed | str:
+    """The model that ``build_model`` gives for ``names``; or, in a few words, why it can't take the trained tensors.
+
+    ``model`` is that of ``setup``. Other plugin objects answer, so that what a method keeps on itself
+    while it builds never meets training. As many classes may have tensors of the same shape by accident: a head of
+    five classes fits five others. A further model then tells whether the number matters.
+    """
+    hooks = assemble(setup.spec.method, setup.spec.params, plugin_files).hooks
+    try:
+        renamed = hooks.build_model(setup=replace(setup, classnames=names))
+    except Unworkable as error:
+        return str(error).rstrip(".")
+    compared = [renamed]
+    if len(names) == len(setup.classnames):
+        one_more = (*names, setup.classnames[0])
+        apart = assemble(setup.spec.method, setup.spec.params, plugin_files).hooks
+        compared.append(apart.build_model(setup=replace(setup, classnames=one_more)))
+    bound = next((name for other in compared for name in _differing(model, other)), "")
+    return f"{bound} depends on the number of classes" if bound else Renamed(hooks, renamed)
+
+
+def _differing(one: Model, other: Model) -> list[str]:
+    """Weights and running statistics that the models don't share by name and shape, those of ``one`` first.
+
+    What clients have beside a model is no part of what names classes.
+    """
+    shapes = [{n: t.shape for n, t in {**m.weights, **m.buffers}.items() if n not in m.own} for m in (one, other)]
+    return [name for name in {**shapes[0], **shapes[1]} if shapes[0].get(name) != shapes[1].get(name)]

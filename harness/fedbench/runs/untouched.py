@@ -1,13 +1,24 @@
-"""What features are computed with and methods leave alone: torch's switches for a whole process, and frozen weights.
+"""What runs share and no method may change: torch's switches for a whole process, frozen weights, data loaded once.
 
-Features go into a cache that all methods read, under a name that tells of images and weights only.
+Features go into a cache that all methods read, under a name that tells of images and weights only. A method that
+changes what they are computed with is refused (`Untouched`).
+
+Runs whose plug-ins all come with fedbench share a process (`fedbench.runs.engines.worker`). Before each of them random
+generators and warning filters are set back. After each, torch's switches, the environment and the tensors that are kept
+for other runs are compared with what they were (`Traces`). A difference ends the process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import os
+import random
+import types
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -112,3 +123,76 @@ def computes_otherwise(module: nn.Module) -> bool:
         part.training or part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
         for part in module.modules()
     )
+
+
+_SAMPLE = 256
+"""Values of a kept tensor that are compared."""
+_ATOMS = (type, types.ModuleType, types.FunctionType, types.CodeType, types.FrameType, types.MethodType, property)
+"""What a search for tensors does not enter."""
+
+
+class Traces:
+    """What this process was like before a run, and whether it still is."""
+
+    def __init__(self) -> None:
+        self._generators = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+        self._filters = list(warnings.filters)
+        self._state: Mapping[str, object] = {}
+        self._kept: list[object] = []
+        self._tensors: list[tuple[Tensor, int, int, Tensor]] = []
+
+    def begin(self, kept: Iterable[object]) -> None:
+        """A run begins, which reads what is ``kept`` for others."""
+        random.setstate(self._generators[0])
+        np.random.set_state(self._generators[1])
+        torch.set_rng_state(self._generators[2])
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.manual_seed_all(torch.initial_seed())
+        if torch.backends.mps.is_available():
+            torch.mps.manual_seed(torch.initial_seed())
+        warnings.filters[:] = self._filters  # type: ignore[index]
+        self._kept = [thing for thing in kept if thing is not None]
+        self._state = _state()
+        self._tensors = [(t, t._version, t.data_ptr(), _sample(t)) for t in _tensors_of(self._kept)]
+
+    def changed(self) -> str:
+        """What the run has changed for those after it, in words; "" where nothing."""
+        try:
+            now = _state()
+            for name, value in self._state.items():
+                if now[name] != value:
+                    return name
+            for tensor, version, where, sample in self._tensors:
+                if (tensor._version, tensor.data_ptr()) != (version, where) or not torch.equal(_sample(tensor), sample):
+                    return "a tensor that other runs read"
+        except Exception as error:  # the switches that it left may forbid any computation
+            return f"something that can't be compared ({type(error).__name__})"
+        modules = (getattr(thing, "module", None) for thing in self._kept)
+        if any(isinstance(module, nn.Module) and computes_otherwise(module) for module in modules):
+            return "a network that other runs read"
+        return ""
+
+
+def _state() -> Mapping[str, object]:
+    return {**switches(), "environment": dict(os.environ), "current folder": os.getcwd(), "numpy.seterr": np.geterr()}
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(len(flat) // _SAMPLE, 1)].clone()
+
+
+def _tensors_of(roots: Iterable[object]) -> list[Tensor]:
+    seen: set[int] = set()
+    tensors: list[Tensor] = []
+    waiting = list(roots)
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or isinstance(thing, _ATOMS):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            tensors.append(thing)
+        else:
+            waiting += filter(gc.is_tracked, gc.get_referents(thing))
+    return tensors

@@ -58,7 +58,7 @@ def _expanded(suite: Suite, overrides: Overrides) -> list[RunSpec]:
         for method in overrides.methods:
             wanted = _stack_of(method)
             chosen = [row for row in suite.rows if row.stack == wanted]
-            rows.extend(chosen or (one.row for one in added_rows(suite, "+".join(wanted), narrowed(suite, overrides))))
+            rows += chosen or [added.row for added in added_rows(suite, "+".join(wanted), narrowed(suite, overrides))]
     find = finder(overrides)
     _refuse_stray_keys(suite, rows, overrides, find)
     overrides = narrowed(suite, overrides)
@@ -283,7 +283,7 @@ def added_rows(suite: Suite, method: str, overrides: Overrides) -> list[Added]:
     further = list(_beside(_references(grid.rows, suite), method, grid, uses_own, _decided(method, overrides)))
     given = dict(overrides.sets).get("backbone")
     if given is not None:
-        return [one for one in further if canonical_backbone(given) in one.backbones][:1] or [mine]
+        return [added for added in further if canonical_backbone(given) in added.backbones][:1] or [mine]
     return [mine, *further] if uses_own or not further else further
 
 
@@ -294,8 +294,8 @@ def text_of_added(suite: Suite, overrides: Overrides) -> Iterator[str]:
     for method in overrides.methods if named - {*grid.own.values()} else ():
         if is_added(suite, method):
             rows = added_rows(suite, method, overrides)
-            parts = [f"on {', '.join(one.backbones)} with {_inherited(one, grid.scale)}" for one in rows]
-            left = sorted(named - {backbone for one in rows for backbone in one.backbones})
+            parts = [f"on {', '.join(added.backbones)} with {_inherited(added, grid.scale)}" for added in rows]
+            left = sorted(named - {backbone for added in rows for backbone in added.backbones})
             beside = f"; not on {', '.join(left)} (--backbone chooses one)" if left else ""
             yield f"{method} has no row in suite {suite.name}; it runs {' and '.join(parts)}{beside}"
 
@@ -320,9 +320,9 @@ class _Grid:
         scale = suite.scales.get(name)
         if scale is None:  # an unknown one is refused when the suite is expanded
             return cls(name, {"": canonical_backbone(suite.backbone)}, suite.rows)
-        chosen = [one for one in scale.settings if not overrides.settings or one.name in overrides.settings]
+        chosen = [setting for setting in scale.settings if not overrides.settings or setting.name in overrides.settings]
         of_scale = scale.set.get("backbone", suite.backbone)
-        own = {one.name: canonical_backbone(str(one.set.get("backbone", of_scale))) for one in chosen}
+        own = {setting.name: canonical_backbone(str(setting.set.get("backbone", of_scale))) for setting in chosen}
         return cls(name, own, tuple(row for row in suite.rows if not row.only or set(row.only) & set(own)))
 
     def backbone(self, row: Row) -> str | None:
@@ -334,8 +334,8 @@ class _Grid:
 def _references(rows: Sequence[Row], suite: Suite) -> list[Row]:
     """Of ``rows`` the baseline's; where there is none, those of the method that stands first."""
     name = suite.baseline.partition(" · ")[0]
-    found = [row for row in rows if name in (row.label, row.method, "+".join(row.stack))]
-    return found or [row for row in rows if row.method == rows[0].method]
+    baselines = [row for row in rows if name in (row.label, row.method, "+".join(row.stack))]
+    return baselines or [row for row in rows if row.method == rows[0].method]
 
 
 def _beside(
@@ -367,15 +367,15 @@ def _decided(method: str, overrides: Overrides) -> set[str]:
 
 def _shared(source: LayerSource, decided: Collection[str]) -> dict[str, Any]:
     """Of a row's settings those of the run, its data and its training that nobody has ``decided``."""
-    found = {}
+    shared = {}
     for key, value in source.settings.items():
         try:
             section, name = section_of(key, ())
         except FedbenchError as error:
             raise FedbenchError(f"{source.place(key)}{error}") from None
         if section != "other-method" and name not in {*READ_BY_SOME, *decided}:
-            found[key] = value
-    return found
+            shared[key] = value
+    return shared
 
 
 def _inherited(one: Added, scale: str) -> str:

@@ -23,7 +23,7 @@ from fedbench.core.spec import MOST_SEED, RunSpec, Training
 from fedbench.datasets.catalogue import same_data
 from fedbench.kinds.registry import build, find_method
 from fedbench.models.names import canonical_backbone
-from fedbench.plugins.roles import role_of
+from fedbench.plugins.assembly import role_of
 from fedbench.scenarios import scenario_named
 from fedbench.suites.files import read_yaml
 from fedbench.suites.suite import Key, Row, Scale, Setting, Suite, problem_of

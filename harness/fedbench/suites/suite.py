@@ -1,8 +1,9 @@
-"""Suite files: which methods meet which settings, at which scale, and which published numbers they replay."""
+"""What a suite says: which methods meet which settings, at which scale; and the suite of runs without a file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -23,10 +24,11 @@ from pydantic import (
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.metric_names import GROUPS
-from fedbench.core.spec import MOST_SEED, no_bool, stack_names
+from fedbench.core.scenario import Scenario
+from fedbench.core.spec import BUDGET, MOST_SEED, RunSpec, Training, no_bool, stack_names
 from fedbench.kinds.measured import column_metric, objective_metric, printed_metric, ranking_metric
-from fedbench.suites.axes import gridded
-from fedbench.suites.files import Lines, extended, line_of, read_yaml, suite_bytes, suite_files
+from fedbench.scenarios.presets import PRESETS
+from fedbench.suites.files import Lines, extended, gridded, line_of, read_yaml, suite_bytes, suite_files
 
 LONGEST_NAME = 100
 Key = dict[str, str]
@@ -232,8 +234,8 @@ class Suite(_Part):
 
     def headline_of(self, setting: str) -> str:
         """What the runs of ``setting`` are ranked by."""
-        settings = (one for scale in self.scales.values() for one in scale.settings if one.name == setting)
-        return next((one.headline for one in settings if one.headline), self.headline)
+        settings = (each for scale in self.scales.values() for each in scale.settings if each.name == setting)
+        return next((each.headline for each in settings if each.headline), self.headline)
 
     @property
     def headlines(self) -> tuple[str, ...]:
@@ -289,12 +291,12 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
             unknown = unknown_name("method under `of`", method, run, "No row runs it.")
             raise FedbenchError(f"{part.place('of', method)}{unknown}")
     _refuse_unknown_baseline(suite)
-    for wrong in (one for mean in suite.means for one in mean.over if one not in suite.setting_names):
+    for wrong in (name for mean in suite.means for name in mean.over if name not in suite.setting_names):
         raise FedbenchError(f"{suite.place('means')}{unknown_name('setting', wrong, suite.setting_names)}")
     scales = tuple(suite.scales)
     for row in suite.rows:
         for field, given, known in (("only", row.only, suite.setting_names), ("at", tuple(row.at), scales)):
-            for wrong in (one for one in given if one not in known):
+            for wrong in (name for name in given if name not in known):
                 hint = "A row names settings under `only` and scales under `at`."
                 raise FedbenchError(f"{row.place(field)}{unknown_name('setting or scale', wrong, known, hint)}")
     return suite
@@ -343,3 +345,66 @@ def _refuse_unknown_baseline(suite: Suite) -> None:
     known = {name for row in suite.rows for name in (row.label, row.method, "+".join(row.stack)) if name}
     if "baseline" in suite.model_fields_set and suite.baseline.partition(" · ")[0] not in known:
         raise FedbenchError(f"{suite.place('baseline')}{unknown_name('row', suite.baseline, known)}")
+
+
+ADHOC = "adhoc"
+"""The suite of all runs without a suite file, and what the names of its groups begin with: ``adhoc/label-skew``."""
+
+
+def single(scenario: str | None = None, dataset: str | None = None, backbone: str | None = None) -> Suite:
+    """The suite of a run without a suite file: the methods come from the command line."""
+    given: dict[str, Any] = {"dataset": dataset, "backbone": backbone, "scenario": scenario}
+    return Suite(name=ADHOC, rows=(Row(method="fedavg"),), **{k: v for k, v in given.items() if v is not None})
+
+
+def group_of(spec: RunSpec) -> str:
+    """What a run without a suite file is filed under: ``adhoc/label-skew/embedded/dirichlet_alpha=0.1,rounds=5``.
+
+    The scenario nearest to the run's, the data set, and in what the run differs from that scenario and the usual
+    budget: what runs of one table share. Other methods, backbones, optimisers and seeds are of the same group.
+    """
+    head = _head(spec.scenario.partition)
+    near = [name for name, preset in PRESETS.items() if _head(preset.partition) == head] or ["iid"]
+    differing = {name: _differing(spec.scenario, PRESETS[name]) for name in near}
+    scenario = min(near, key=lambda name: (len(differing[name]), _foreign(PRESETS[name], differing[name])))
+    budget = {name: value for name, value in _differing(spec.training, Training()).items() if name in BUDGET}
+    settings = ",".join(f"{name}={_text(value)}" for name, value in (differing[scenario] | budget).items())
+    return "/".join(filter(None, [ADHOC, scenario, spec.dataset, settings]))
+
+
+def asked_for(suite: str, specs: Iterable[RunSpec]) -> str:
+    """By what name runs of the suite are read again: its own, or what the groups of runs without a suite file share."""
+    if suite != ADHOC:
+        return suite
+    return "/".join(os.path.commonprefix([group_of(spec).split("/") for spec in specs])) or ADHOC
+
+
+def may_hold(experiment: str, suite: str | None) -> bool:
+    """Whether runs that are read as ``suite`` (None: all) may be among those filed under ``experiment``."""
+    return suite is None or suite == experiment or (experiment == ADHOC and _is_group(suite))
+
+
+def is_read_as(name: str, suite: str | None) -> bool:
+    """Whether what is called ``name`` is read as ``suite``: it is so called, or is a group in it."""
+    return suite in (None, name) or (suite == ADHOC or _is_group(suite)) and name.startswith(f"{suite}/")
+
+
+def _is_group(suite: str | None) -> bool:
+    return suite is not None and suite.startswith(f"{ADHOC}/")
+
+
+def _differing(one: BaseModel, other: BaseModel) -> dict[str, Any]:
+    return {name: value for name, value in one if value != getattr(other, name)}
+
+
+def _head(partition: str) -> str:
+    return partition.partition("?")[0].partition(":")[0]
+
+
+def _foreign(preset: Scenario, differing: Iterable[str]) -> int:
+    """How many of the fields the preset leaves at their defaults: other ``label_noise`` is nearer to noisy-labels."""
+    return len(set(differing) - set(_differing(preset, Scenario())))
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -27,9 +27,9 @@ from fedbench.core.randomness import torch_generator
 from fedbench.kinds.methods import HOOK_NAMES
 from fedbench.kinds.registry import PLUGIN_FILES, find_method
 from fedbench.plugins.assembly import assemble
-from fedbench.plugins.watch import contents, watched
+from fedbench.plugins.guards import contents, watched
 from fedbench.rounds.loop import evaluate
-from fedbench.rounds.private import shared
+from fedbench.rounds.run import shared
 from fedbench.rounds.state import RunState, all_tensors, private_tensors, save_state
 from fedbench.testing.tiny import (
     TINY_ROUNDS,
@@ -159,9 +159,9 @@ def check_own_models(name: str) -> str | None:
         return {**kept, **drawn}
 
     others = {client: untrained(kept) for client, kept in state.own.items()}
-    found, changed = (evaluate(run, each)[1].by_client for each in (state, replace(state, own=others)))
-    assert found, "no predictions by clients' own models: add Predictions.by_client in evaluate"
-    assert any(not torch.equal(labels, changed[client]) for client, labels in found.items()), (
+    predicted, changed = (evaluate(run, each)[1].by_client for each in (state, replace(state, own=others)))
+    assert predicted, "no predictions by clients' own models: add Predictions.by_client in evaluate"
+    assert any(not torch.equal(labels, changed[client]) for client, labels in predicted.items()), (
         "clients predict alike whatever is in the tensors they keep: read them in evaluate, by task.own_model(client)"
     )
     return None
@@ -212,8 +212,8 @@ def check_executors(name: str) -> None:
     )
     at_once = final_state(tiny_run(spec))
     for key, wanted in all_tensors(one_by_one).items():
-        found = all_tensors(at_once)[key]
-        difference, size = (found - wanted).abs().max(), wanted.abs().max()
+        value = all_tensors(at_once)[key]
+        difference, size = (value - wanted).abs().max(), wanted.abs().max()
         assert difference <= EXECUTOR_TOLERANCE * size + 1e-6, (
             f"{key} differs by {difference:.1e} between clients trained at once and one after another"
         )

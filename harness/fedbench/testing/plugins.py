@@ -28,7 +28,7 @@ from fedbench.kinds.registry import build
 from fedbench.models import load_backbone
 from fedbench.models.names import is_pretrained
 from fedbench.models.text.vectors import text_vectors
-from fedbench.rounds.further import measured
+from fedbench.rounds.measures import measured
 from fedbench.scenarios import build_federation
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
@@ -103,7 +103,7 @@ def check_backbone(name: str) -> None:
     size = (32, 32)
     first, second, other = (load_backbone(name, data_dir=_DATA, seed=seed, image_size=size) for seed in (0, 0, 1))
     assert first.name == name, f"its Backbone is called {first.name!r}; call it request.text"
-    states = [one.module.state_dict() for one in (first, second, other)]
+    states = [backbone.module.state_dict() for backbone in (first, second, other)]
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items()), "one seed gives two networks"
     if not is_pretrained(name):
         assert any(not torch.equal(value, states[2][key]) for key, value in states[0].items()), (
@@ -204,9 +204,9 @@ def kinds_of(name: str) -> list[str]:
     from fedbench.suites.files import suite_files
 
     head = name.partition("?")[0]
-    found = [kind for kind in CHECKS if kind != "suite" and parted(kind, head)[0] in registered(kind)]
+    kinds = [kind for kind in CHECKS if kind != "suite" and parted(kind, head)[0] in registered(kind)]
     if name in suite_files() or name.endswith((".yaml", ".yml")):
-        found.append("suite")
-    if not found:
+        kinds.append("suite")
+    if not kinds:
         raise FedbenchError(f"nothing is called {name!r}; see fedbench list.")
-    return found
+    return kinds

@@ -37,7 +37,6 @@ def write_artifacts(folder: Path, spec: RunSpec, info: RunInfo, result: RunResul
     if info.scenario_clients > len(info.class_counts):
         federation["clients"] = info.scenario_clients
     (folder / "federation.json").write_text(json.dumps(federation) + "\n", encoding="utf-8")
-    (folder / "owners.json").write_text(json.dumps(dict(info.owners), indent=2) + "\n", encoding="utf-8")
     columns = {"sample": range(len(result.predictions)), "predicted": result.predictions}
     columns |= {"label": result.labels} if result.labels else {}
     lines = [",".join(columns), *(",".join(map(str, line)) for line in zip(*columns.values(), strict=True))]

@@ -1,7 +1,7 @@
 """MLflow as a listener: one experiment a suite, one MLflow run a `RunSpec`, filed under one for the command.
 
 A run is held back for its first seconds: one that has ended by then costs four calls. Where the store is a folder
-here, its files are written into it, the one by which it is read (`fedbench.tracking.record`) at last.
+here, its files are written into it, the one by which it is read (`fedbench.tracking.schema`) at last.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.run_code import Codes
+from fedbench.plugins.provenance import Codes
 from fedbench.runs.engines.claims import Claims
 from fedbench.tracking.artifacts import write_artifacts
-from fedbench.tracking.command import CLAIMS, CommandRun, Invocation
 from fedbench.tracking.databases import shown
 from fedbench.tracking.read import Origin, why_again
-from fedbench.tracking.record import RECORD, SEAL, seal_of, write_record, write_rounds
 from fedbench.tracking.recording import (
+    CLAIMS,
     NOTE,
+    CommandRun,
+    Invocation,
     Patience,
     begin_run,
     dataset_of,
@@ -38,7 +39,22 @@ from fedbench.tracking.recording import (
     patient,
     tags_under,
 )
-from fedbench.tracking.schema import FAILURE, FINAL, StoredData, StoredInfo, StoredRun, database_of
+from fedbench.tracking.schema import (
+    FAILURE,
+    FINAL,
+    RECORD,
+    ROUNDS,
+    ROUNDS_HASH,
+    SEAL,
+    StoredData,
+    StoredInfo,
+    StoredRun,
+    database_of,
+    rounds_hash,
+    rounds_text,
+    seal_of,
+    write_record,
+)
 from fedbench.tracking.store import experiment_of, open_store, run_folders
 from fedbench.tracking.tags import (
     code_tags,
@@ -83,13 +99,9 @@ class _OpenRun:
     """Metrics to send, and behind them all that is written when the run ends."""
     rounds: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
-    bytes_up: int = 0
-    bytes_down: int = 0
-    last_round: int = 0
 
     @property
     def name(self) -> str:
-        """As MLflow shows it."""
         return f"{self.spec.title} · seed {self.spec.seed}"
 
     @property
@@ -97,8 +109,11 @@ class _OpenRun:
         """What the store has of it, once everything is sent."""
         return StoredData(self.params, tags_under(self.parent, self.tags), self.last)
 
+    @property
+    def last_round(self) -> int:
+        return self.rounds[-1][0] if self.rounds else 0
+
     def measured(self, values: Mapping[str, float]) -> None:
-        """Of the last round, or the run."""
         self.last |= kept_values(values)
         self.waiting += metrics_at(values, self.last_round)
 
@@ -146,7 +161,6 @@ class Tracking:
 
     @property
     def command(self) -> str:
-        """MLflow's id of the command's run; "" where nothing was begun."""
         return self._command.begun
 
     def has_finished(self, spec: RunSpec, origin: Origin) -> bool:
@@ -154,48 +168,38 @@ class Tracking:
         if self._rerun:
             return False
         condition = f"attributes.status = 'FINISHED' and tags.`fedbench.run_id` = '{spec.run_id}'"
-        found = self._client.search_runs([self._experiment], condition)
+        finished = self._client.search_runs([self._experiment], condition)
         # one whose process was killed before it was whole is not read either
-        whole = [run for run in found if self._folders is None or (self._files(run.info.run_id) / RECORD).exists()]
+        whole = [run for run in finished if self._folders is None or (self._files(run.info.run_id) / RECORD).exists()]
         return why_again(whole, {spec.run_id: origin}).get(spec.run_id) == ()
 
     @hookimpl
     def run_started(self, spec: RunSpec, info: RunInfo) -> None:
-        """Everything that is known before the first round."""
         run = self._opened(spec)
         run.tags |= info_tags(info)
         run.dataset = dataset_of(spec.dataset, info.data_hash)
 
     @hookimpl
     def round_finished(self, spec: RunSpec, record: RoundRecord) -> None:
-        """The round's metrics and costs, sent with those of other rounds."""
         run = self._open[spec.run_id]
-        run.bytes_up += record.bytes_up
-        run.bytes_down += record.bytes_down
-        run.last_round = record.round
-        costs = {
-            "bytes_up": record.bytes_up,
-            "bytes_down": record.bytes_down,
-            "bytes_up_total": run.bytes_up,
-            "bytes_down_total": run.bytes_down,
-            "seconds": record.seconds,
-            **record.faults,
-        }
+        sent = {"bytes_up": record.bytes_up, "bytes_down": record.bytes_down}
+        totals = {f"{name}_total": run.last.get(f"{name}_total", 0) + count for name, count in sent.items()}
+        costs = {**sent, **totals, "seconds": record.seconds, **record.faults}
         values = {**record.metrics, **record.method_metrics, **record.measured, **costs}
-        run.measured(values)
         run.rounds.append((record.round, kept_values(values)))
+        run.measured(values)
         if time.monotonic() - run.flushed >= _FLUSH_SECONDS:
             self._send(run)
 
     @hookimpl
     def run_finished(self, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
-        """The final metrics and the artifacts; the run is FINISHED."""
         run = self._open[spec.run_id]
         sent = sum(record.bytes_up + record.bytes_down for record in result.records)
         summary = {**result.summary, "seconds": result.seconds, "megabytes": sent / 1e6}
         run.measured({f"{FINAL}{name}": value for name, value in summary.items()})
         tags = {NOTE: run_note(spec, result.summary, run.last_round)}
         tags |= {EXECUTOR: result.executor} if result.executor else {}
+        tags[ROUNDS_HASH] = rounds_hash(rounds_text(run.rounds))
         run.tags |= tags
         # over what the store has in the end
         run.tags[SEAL] = tags[SEAL] = seal_of(run.data)
@@ -227,7 +231,6 @@ class Tracking:
 
     @hookimpl
     def run_skipped(self, spec: RunSpec) -> None:
-        """The command has one run less to carry out."""
         self._command.skipped()
 
     def interrupt(self) -> None:
@@ -237,7 +240,6 @@ class Tracking:
         self._command.interrupt()
 
     def end_dead_commands(self) -> None:
-        """Mark the runs of commands whose process has died."""
         self._command.end_dead()
 
     def _opened(self, spec: RunSpec) -> _OpenRun:
@@ -256,7 +258,6 @@ class Tracking:
         return run
 
     def _begin(self, run: _OpenRun) -> None:
-        """The run is no longer held back."""
         if run.id:
             return
         run.id = begin_run(self._client, self._experiment, run.name, run.tags, run.parent, int(run.began * 1000))
@@ -279,11 +280,11 @@ class Tracking:
                 shutil.rmtree(folder, ignore_errors=True)  # what a try left that failed
                 folder.mkdir(parents=True)
                 write_artifacts(folder, run.spec, info, result)
-                write_rounds(folder, run.rounds)
+                (folder / ROUNDS).write_bytes(rounds_text(run.rounds))
                 return
             with tempfile.TemporaryDirectory() as temporary:
                 write_artifacts(Path(temporary), run.spec, info, result)
-                write_rounds(Path(temporary), run.rounds)
+                (Path(temporary) / ROUNDS).write_bytes(rounds_text(run.rounds))
                 if database_of(self._uri) is None:  # else it would be in the folder of another store
                     write_record(Path(temporary), self._stored(run, "FINISHED"))
                 self._client.log_artifacts(run.id, temporary)
@@ -310,7 +311,6 @@ class Tracking:
             self._patience.insist(write_record, self._files(run.id), stored)
 
     def _stored(self, run: _OpenRun, status: str) -> StoredRun:
-        """As it is once it has ended, which is now."""
         times = int(run.began * 1000), int(time.time() * 1000)
         return StoredRun(StoredInfo(run.id, self._experiment, status, *times), run.data)
 

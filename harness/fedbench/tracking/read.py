@@ -1,6 +1,6 @@
 """Reading a store: its runs, and the values of a metric by round; what it has of requested runs.
 
-A store that is a folder here is read from the files that its runs have there, see `fedbench.tracking.record`. MLflow
+A store that is a folder here is read from the files that its runs have there, see `fedbench.tracking.schema`. MLflow
 is asked only which of them were deleted, and its answer holds until its database is written again. MLflow reads every
 other store, and those suites of a folder whose runs have no such files.
 """
@@ -20,17 +20,29 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.files import read_bytes, replacing
 from fedbench.kinds.registry import IN_NO_FILE
 from fedbench.plugins.provenance import versions
-from fedbench.suites.single import is_read_as, may_hold
+from fedbench.suites.suite import is_read_as, may_hold
 from fedbench.tracking.databases import check_database
-from fedbench.tracking.record import RECORD, ROUNDS, check_seal, read_record, read_rounds
-from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, StoredRun, database_of, filed_as, local_artifacts
+from fedbench.tracking.schema import (
+    EXPERIMENT,
+    INVOCATION,
+    KIND,
+    RECORD,
+    ROUNDS,
+    StoredRun,
+    check_seal,
+    database_of,
+    filed_as,
+    local_artifacts,
+    read_record,
+    read_rounds,
+)
 from fedbench.tracking.tags import RunTags
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-    from fedbench.plugins.run_code import RunCode
+    from fedbench.plugins.provenance import RunCode
 
 Value = tuple[str, int, str, float]
 """MLflow id, step, metric, value."""
@@ -73,7 +85,6 @@ class Reader:
         return client
 
     def suites(self) -> list[str]:
-        """Those with an experiment."""
         from fedbench.tracking.store import suites_of
 
         return [experiment.name.removeprefix(EXPERIMENT) for experiment in suites_of(self.client)]
@@ -91,20 +102,20 @@ class Reader:
 
     def tags(self, run: str) -> Mapping[str, str]:
         """Of a run, or the parent of a command, by its MLflow id; none where it was purged."""
-        found = self._run(run)
-        return {} if found is None else dict(found.data.tags)
+        run_as_stored = self._run(run)
+        return {} if run_as_stored is None else dict(run_as_stored.data.tags)
 
     def values(self, runs: Sequence[str], names: Sequence[str]) -> list[Value]:
         """The values by round of the metrics ``names``, in order of the rounds."""
         with ThreadPoolExecutor(REQUESTS) as pool:
-            return [value for found in pool.map(lambda run: self._histories(run, names), runs) for value in found]
+            return [value for values in pool.map(lambda run: self._histories(run, names), runs) for value in values]
 
     def artifact(self, run: str, name: str, folder: Path) -> Path | None:
         """The artifact as a file, downloaded into ``folder`` if it must be; None where the run has none."""
-        found = self._run(run)
-        if found is None:
+        run_as_stored = self._run(run)
+        if run_as_stored is None:
             return None
-        here = local_artifacts(self._uri, found)
+        here = local_artifacts(self._uri, run_as_stored)
         if here is not None:
             return here / name if (here / name).is_file() else None
         if name not in {artifact.path for artifact in self.client.list_artifacts(run)}:
@@ -152,12 +163,10 @@ class FolderReader(Reader):
         self._database = database
 
     def suites(self) -> list[str]:
-        """Those with an experiment."""
         return list(self._listing.folders)
 
     def runs(self, suite: str | None) -> Iterable[tuple[str, Any]]:
-        """Suite and run of every run of the suite (None: of all), as `Reader.runs`."""
-        found: list[tuple[str, Any]] = []
+        runs: list[tuple[str, Any]] = []
         without: list[str] = []
         deleted = set(self._listing.deleted)
         for experiment, folder in self._listing.folders.items():
@@ -176,25 +185,22 @@ class FolderReader(Reader):
                 name = filed_as(experiment, run.data.tags)
                 if is_of_it and run.data.tags.get(KIND) != INVOCATION and is_read_as(name, suite):
                     check_seal(run)
-                    found.append((name, run))
+                    runs.append((name, run))
         if without:
-            found += self._by_mlflow(without, suite)
-        return sorted(found, key=lambda one: (-int(one[1].info.start_time), one[1].info.run_id))
+            runs += self._by_mlflow(without, suite)
+        return sorted(runs, key=lambda pair: (-int(pair[1].info.start_time), pair[1].info.run_id))
 
     def tags(self, run: str) -> Mapping[str, str]:
-        """Of a run, or the parent of a command, by its MLflow id; none where it was purged."""
         file = self._file(run, RECORD)
         return super().tags(run) if file is None else read_record(file).data.tags
 
     def values(self, runs: Sequence[str], names: Sequence[str]) -> list[Value]:
-        """The values by round of the metrics ``names``, in order of the rounds."""
         files = {run: file for run in runs if (file := self._file(run, ROUNDS)) is not None}
-        found = [(run, *point) for run, file in files.items() for point in read_rounds(file, names)]
+        points = [(run, *point) for run, file in files.items() for point in read_rounds(file, names, self.tags(run))]
         rest = [run for run in runs if run not in files]
-        return found + (super().values(rest, names) if rest else [])
+        return points + (super().values(rest, names) if rest else [])
 
     def artifact(self, run: str, name: str, folder: Path) -> Path | None:
-        """The artifact as a file; None where the run has none."""
         if self._file(run, RECORD) is None:
             return super().artifact(run, name, folder)
         return self._file(run, name)
@@ -213,8 +219,10 @@ class FolderReader(Reader):
     def _by_mlflow(self, names: Sequence[str], suite: str | None) -> Iterator[tuple[str, Run]]:
         from fedbench.tracking.store import filed_in, suites_of
 
-        found = [one for one in suites_of(self.client) if one.name.removeprefix(EXPERIMENT) in names]
-        runs = filed_in(self.client, found, suite)
+        experiments = [
+            experiment for experiment in suites_of(self.client) if experiment.name.removeprefix(EXPERIMENT) in names
+        ]
+        runs = filed_in(self.client, experiments, suite)
         return ((name, run) for name, run in runs if run.data.tags.get(KIND) != INVOCATION)
 
     @cached_property
@@ -240,8 +248,8 @@ class FolderReader(Reader):
         from mlflow.entities import ViewType
 
         experiments = suites_of(self.client)
-        ids = {one.name.removeprefix(EXPERIMENT): str(one.experiment_id) for one in experiments}
-        places = [files_folder(self._uri, one) for one in experiments]
+        ids = {experiment.name.removeprefix(EXPERIMENT): str(experiment.experiment_id) for experiment in experiments}
+        places = [files_folder(self._uri, experiment) for experiment in experiments]
         folders = {suite: "" if place is None else place.name for suite, place in zip(ids, places, strict=True)}
         asked = [ids[suite] for suite, folder in folders.items() if folder]
         search = self.client.search_runs
@@ -281,14 +289,14 @@ def stored_runs(uri: str, suite: str, origins: Mapping[str, Origin]) -> dict[str
 
 def why_again(runs: Iterable[StoredRun | Run], origins: Mapping[str, Origin]) -> dict[str, tuple[str, ...]]:
     """`stored_runs`, of these runs."""
-    found: dict[str, tuple[str, ...]] = {}
+    reasons: dict[str, tuple[str, ...]] = {}
     installed = versions()
     # the newest last: it is the one that tables show
-    for run in sorted(runs, key=lambda one: int(one.info.start_time)):
+    for run in sorted(runs, key=lambda run: int(run.info.start_time)):
         tags = RunTags(run.data.tags)
         if run.info.status == "FINISHED" and tags.run_id in origins:
-            found[tags.run_id] = tuple(_differences(tags, origins[tags.run_id], installed))
-    return found
+            reasons[tags.run_id] = tuple(_differences(tags, origins[tags.run_id], installed))
+    return reasons
 
 
 def _differences(tags: RunTags, origin: Origin, installed: Mapping[str, str]) -> Iterator[str]:

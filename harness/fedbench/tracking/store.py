@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -10,10 +9,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
+from urllib.parse import quote, urlencode, urlparse
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
@@ -31,11 +30,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import name_once
-from fedbench.suites.single import is_read_as, may_hold
-from fedbench.tracking.databases import check_database, check_server, shown
-from fedbench.tracking.masking import mask_messages, masked
-from fedbench.tracking.record import check_seal
-from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SQLITE, TUNING, database_of, filed_as, folder_at
+from fedbench.suites.suite import is_read_as, may_hold
+from fedbench.tracking.databases import check_database, check_server, mask_messages, masked, shown
+from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SQLITE, check_seal, database_of, filed_as, folder_at
 
 _PAGE = 1000
 _TABLES_SECONDS = 120
@@ -47,23 +44,13 @@ Not so where the store was moved and then written: MLflow goes on to put files w
 """
 _MEMORY = Path("/dev/shm")
 """A folder in memory, where the system has one."""
-_MEGABYTES = "final/megabytes"
-_COSTS = ("final/bytes_up", "final/bytes_down")
-_FIRST = ("global", "head", "mid", "tail")
-_FURTHER = ("many", "medium", "few", "balanced", "domain_mean", "worst_client", "personal_mean_client")
-_OBJECTIVES = ("global_accuracy", "tail", "worst_client", "worst_domain", "domain_mean_accuracy", "bytes")
-_TAGS = ("method", "backbone", "setting", "scale", "seed")
-_KEY = "fedbench"
-KIND_TAG = "mlflow.experimentKind"
-VIEW_TAG = f"mlflow.sharedViewState.{_KEY}"
-"""Where MLflow keeps a view that was shared under the key; MLflow shows its own columns where it can't read one."""
-
-_BEST_FIRST = {
+_PAGE_VIEW = {
+    "workflowType": "machine_learning",
     "searchFilter": "tags.`fedbench.run_id` LIKE '%'",
     "orderByKey": "metrics.`final/global_accuracy`",
-    "orderByAsc": False,
+    "orderByAsc": "false",
 }
-"""Runs alone, not the commands that they were part of, the best one first."""
+"""What a page of MLflow shows first: runs alone, not the commands that they were part of, the best one first."""
 
 for _noisy in ("mlflow", "alembic"):
     logging.getLogger(_noisy).setLevel(logging.WARNING)
@@ -119,24 +106,26 @@ def _reached(uri: str) -> MlflowClient:
 def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPERIMENT) -> str:
     """The id of the suite's experiment, created where it is missing; ``prefix`` is `TUNING` for that of its studies."""
     name = prefix + suite
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         database = database_of(uri)
         location = None if database is None else (_files_beside(database) / _folder_name(suite, prefix)).as_uri()
-        tags = {**experiment_tags(prefix == TUNING), **({} if database is None else {_FILES: _COMPLETE})}
+        # without the first MLflow would show it as an experiment with language models
+        tags = {"mlflow.experimentKind": "custom_model_development"}
+        tags |= {} if database is None else {_FILES: _COMPLETE}
         try:
             return str(client.create_experiment(name, artifact_location=location, tags=tags))
         except MlflowException:
             # another process was faster
-            found = client.get_experiment_by_name(name)
-            if found is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    if found.lifecycle_stage != "active":
+    if experiment.lifecycle_stage != "active":
         raise FedbenchError(
             f"the experiment {name!r} was deleted from {shown(uri)}; bring it back with `mlflow experiments restore "
-            f"--experiment-id {found.experiment_id}`, or choose another store with --store."
+            f"--experiment-id {experiment.experiment_id}`, or choose another store with --store."
         )
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def run_folders(client: MlflowClient, uri: str, experiment: str) -> Path | None:
@@ -144,11 +133,11 @@ def run_folders(client: MlflowClient, uri: str, experiment: str) -> Path | None:
 
     That is so where they are not beside the store's database, which is noted in the store for those who read it.
     """
-    found = client.get_experiment(experiment)
-    folder = files_folder(uri, found)
+    described = client.get_experiment(experiment)
+    folder = files_folder(uri, described)
     if folder is None:
         return None
-    location = folder_at(found.artifact_location)
+    location = folder_at(described.artifact_location)
     if location is not None and location.resolve() == folder.resolve():
         return folder
     client.set_experiment_tag(experiment, _FILES, _ELSEWHERE)
@@ -185,8 +174,8 @@ def runs_of(client: MlflowClient, suite: str | None, condition: str = "") -> Ite
 
 def filed(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:
     """`runs_of`, and the parents of commands as well; FedbenchError for a run that is not what was recorded."""
-    found = [one for one in suites_of(client) if may_hold(one.name.removeprefix(EXPERIMENT), suite)]
-    return filed_in(client, found, suite, condition)
+    experiments = [each for each in suites_of(client) if may_hold(each.name.removeprefix(EXPERIMENT), suite)]
+    return filed_in(client, experiments, suite, condition)
 
 
 def suites_of(client: MlflowClient) -> list[Experiment]:
@@ -198,7 +187,7 @@ def filed_in(
     client: MlflowClient, experiments: Collection[Experiment], suite: str | None, condition: str = ""
 ) -> Iterator[tuple[str, Run]]:
     """`filed` of these experiments, the newest first."""
-    names = {one.experiment_id: one.name.removeprefix(EXPERIMENT) for one in experiments}
+    names = {experiment.experiment_id: experiment.name.removeprefix(EXPERIMENT) for experiment in experiments}
     if names:
         for run in all_pages(client.search_runs, experiment_ids=list(names), filter_string=condition):
             check_seal(run)
@@ -207,39 +196,9 @@ def filed_in(
                 yield name, run
 
 
-def experiment_tags(tuning: bool = False) -> dict[str, str]:
-    """Tags of an experiment: it trains models (MLflow would show it as one of language models), and its view."""
-    metrics = (
-        [f"objective/{name}" for name in _OBJECTIVES]
-        if tuning
-        else [*_accuracies(_FIRST), _MEGABYTES, *_accuracies(_FURTHER), *_COSTS]
-    )
-    columns = [f"metrics.`{name}`" for name in metrics] + (["params.`lr`"] if tuning else [])
-    view = _view(columns) if tuning else {**_view(columns), **_BEST_FIRST}
-    return {KIND_TAG: "custom_model_development", VIEW_TAG: json.dumps(view)}
-
-
 def page(experiment: str) -> str:
-    """The part of the address, after the server's, that shows the experiment's runs with the view."""
-    return f"/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={_KEY}"
-
-
-def _accuracies(names: Sequence[str]) -> list[str]:
-    return [f"final/{name}_accuracy" for name in names]
-
-
-def _view(columns: list[str]) -> dict[str, object]:
-    """Run names, then ``columns``, then what to filter by; MLflow leaves out columns that no run has."""
-    tags = [f"tags.`{name}`" for name in _TAGS]
-    widths = {"attributes.`Run Name`": 290, "runDateAndNestInfo": 140, "duration": 80}
-    widths |= {name: _width(name) for name in columns} | dict.fromkeys(tags, 130)
-    # MLflow reads widths by way of the order
-    return {"selectedColumns": [*columns, *tags], "columnOrder": list(widths), "columnWidths": widths}
-
-
-def _width(column: str) -> int:
-    """Pixels in which its heading can be read."""
-    return 28 + 7 * len(column.split("`")[1])
+    """The part of the address, after the server's, that shows the experiment's runs, the best first."""
+    return f"/#/experiments/{experiment}/runs?{urlencode(_PAGE_VIEW, quote_via=quote)}"
 
 
 def latest_page(uri: str) -> tuple[str, str] | None:
@@ -292,8 +251,8 @@ def all_pages(search: Any, **arguments: Any) -> Iterator[Any]:
     """Everything that a search of MLflow's client finds, page by page."""
     token = None
     while True:
-        found = search(max_results=_PAGE, page_token=token, **arguments)
-        yield from found
-        token = found.token
+        answers = search(max_results=_PAGE, page_token=token, **arguments)
+        yield from answers
+        token = answers.token
         if not token:
             return

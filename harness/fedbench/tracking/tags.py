@@ -14,12 +14,12 @@ from fedbench.core.scenario import later_defaults
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.plugins.provenance import commit, versions
-from fedbench.suites.single import ADHOC, group_of
+from fedbench.suites.suite import ADHOC, group_of
 from fedbench.tracking.schema import HARNESS, KIND, METHOD_CODE, RUN, SUITE
 
 if TYPE_CHECKING:
     from fedbench.core.records import RunInfo
-    from fedbench.plugins.run_code import Codes, RunCode
+    from fedbench.plugins.provenance import Codes, RunCode
 
 _Parsed = TypeVar("_Parsed", dict[str, Any], list[Any])
 
@@ -60,11 +60,9 @@ class RunTags:
     """As MLflow has them."""
 
     def text(self, name: str) -> str:
-        """The tag ``fedbench.NAME``."""
         return self.raw.get(f"fedbench.{name}", "")
 
     def number(self, name: str) -> int:
-        """The same as a whole number; 0 where there is none."""
         return int(self.text(name) or 0)
 
     def parsed(self, name: str, kind: type[_Parsed]) -> _Parsed:
@@ -73,12 +71,10 @@ class RunTags:
 
     @property
     def run_id(self) -> str:
-        """The id that fedbench gave the run."""
         return self.text("run_id")
 
     @property
     def suite_version(self) -> int:
-        """Of the suite."""
         return self.number("suite_version")
 
     @property
@@ -88,17 +84,14 @@ class RunTags:
 
     @property
     def harness_hash(self) -> str:
-        """Of the harness's code."""
         return self.raw.get(HARNESS, "")
 
     @cached_property
     def methods(self) -> dict[str, str]:
-        """The hash of each method's code."""
-        return {one["method"]: one["hash"] for one in json.loads(self.raw.get(METHOD_CODE, "[]"))}
+        return {method["method"]: method["hash"] for method in json.loads(self.raw.get(METHOD_CODE, "[]"))}
 
     @property
     def versions(self) -> dict[str, str]:
-        """The version of each library, by name."""
         head = "fedbench.version."
         return {key.removeprefix(head): value for key, value in sorted(self.raw.items()) if key.startswith(head)}
 

@@ -18,8 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import expanded, name_once, usable_folder
-from fedbench.tracking.databases import check_database, checked_uri, shown, sqlite_file
-from fedbench.tracking.masking import mask_messages, masked
+from fedbench.tracking.databases import check_database, checked_uri, mask_messages, masked, shown, sqlite_file
 
 warnings.filterwarnings("ignore", category=ExperimentalWarning)
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -20,7 +20,7 @@ from optuna.storages import fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.core.errors import FedbenchError
-from fedbench.runs.engines.worker import LocalWorkers, Worker, Workers, last_line
+from fedbench.runs.engines.worker import Worker, last_line
 from fedbench.runs.prepare import Settings
 from fedbench.tuning.further import Confirmed, further_run
 from fedbench.tuning.nested import open_further
@@ -39,7 +39,7 @@ from fedbench.tuning.trial import (
     score,
     trial_specs,
 )
-from fedbench.tuning.trial_process import TrialBroke, TrialDied, TrialProcess
+from fedbench.tuning.trial_process import LocalWorkers, TrialBroke, TrialDied, TrialProcess, Workers
 
 _POLL = 1.0
 """Seconds between looks at workers, and at trials that others run."""

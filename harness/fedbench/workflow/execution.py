@@ -14,20 +14,18 @@ from pathlib import Path
 from fedbench.core.method.hooks import hookimpl, plugin_manager
 from fedbench.core.method.notifications import notifier
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.run_code import Codes
+from fedbench.plugins.provenance import Codes
 from fedbench.runs.checkpoint import Checkpointing, discard
 from fedbench.runs.engines import Engine
 from fedbench.runs.engines.claims import Claims, work_folder
 from fedbench.runs.engines.engine import InProcess, Policy, Processes, default_workers, execute, with_cores
 from fedbench.runs.engines.events import Event, RunFailed, notify
 from fedbench.runs.prepare import Settings
-from fedbench.suites.single import asked_for
-from fedbench.suites.suite import Suite
-from fedbench.tracking.command import Invocation
+from fedbench.suites.suite import Suite, asked_for
 from fedbench.tracking.databases import check_server
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.read import stored_runs
-from fedbench.tracking.recording import HURRY, StoreUnavailable
+from fedbench.tracking.recording import HURRY, Invocation, StoreUnavailable
 from fedbench.tracking.schema import store_uri
 from fedbench.workflow import plan
 from fedbench.workflow.screen import Screen

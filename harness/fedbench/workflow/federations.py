@@ -9,8 +9,7 @@ from fedbench.core.spec import RunSpec, stack_names
 from fedbench.kinds.registry import find_method
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides, parse_assignment, section_of
-from fedbench.suites.single import single
-from fedbench.suites.suite import load_suite
+from fedbench.suites.suite import load_suite, single
 
 
 def federation_overrides(

@@ -12,13 +12,11 @@ from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.datasets.catalogue import card_of
-from fedbench.runs.inspection import Failed, Prepared, looks
-from fedbench.runs.memory import Memory
+from fedbench.runs.inspection import Failed, Memory, Prepared, looks
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand, is_added, narrowed, text_of_added
 from fedbench.suites.resolve import Overrides, parse_assignment
-from fedbench.suites.single import single
-from fedbench.suites.suite import Suite, load_suite, suite_names
+from fedbench.suites.suite import Suite, load_suite, single, suite_names
 from fedbench.workflow.screen import Screen
 from fedbench.workflow.selection import Selection
 

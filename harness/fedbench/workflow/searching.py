@@ -35,8 +35,8 @@ def search(planned: Planned, settings: Settings, place: Place, on_event: Callabl
     url, uri = planned.databases
     if place.engine != "ray":
         return _search(planned, settings, place.workers or default_workers(), tune, on_event)
-    from fedbench.runs.engines.ray import RayNodes, check_device
-    from fedbench.tuning.on_ray import check_reach, tune_on
+    from fedbench.runs.engines.ray import check_device
+    from fedbench.tuning.on_ray import RayNodes, check_reach, tune_on
 
     for row, _ in planned.records:
         check_device(row.spec, place.run_gpus)

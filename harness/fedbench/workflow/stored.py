@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.run_code import Codes
+from fedbench.plugins.provenance import Codes
 from fedbench.runs.job import checkpoints_of
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite

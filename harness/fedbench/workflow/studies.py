@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.provenance import commit, versions
-from fedbench.plugins.run_code import Codes
+from fedbench.plugins.provenance import Codes, commit, versions
 from fedbench.runs.job import run_rounds
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite

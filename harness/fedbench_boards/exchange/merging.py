@@ -17,9 +17,22 @@ import pandas as pd
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
 from fedbench.tracking.databases import shown
-from fedbench.tracking.record import RECORD, SEAL, write_record
 from fedbench.tracking.recording import PARENT, begin_run, log
-from fedbench.tracking.schema import EXPERIMENT, FINAL, INVOCATION, KIND, database_of, local_artifacts, store_uri
+from fedbench.tracking.schema import (
+    EXPERIMENT,
+    FINAL,
+    INVOCATION,
+    KIND,
+    RECORD,
+    ROUNDS,
+    SEAL,
+    check_rounds,
+    database_of,
+    local_artifacts,
+    require_seal,
+    store_uri,
+    write_record,
+)
 from fedbench.tracking.store import experiment_of, open_store, run_folders, runs_of
 from fedbench.tracking.tags import RunTags
 from fedbench_boards.exchange.checks import Checked, check_alike
@@ -81,7 +94,10 @@ def _opened(given: str) -> _OpenStore:
     client = open_store(uri, create=False)
     if client is None:
         raise FedbenchError(f"there is no store at {shown(uri)}; give a folder of `fedbench run --store`, or a URI.")
-    return _OpenStore(uri, client, [run for _, run in runs_of(client, None) if RunTags(run.data.tags).run_id])
+    runs = [run for _, run in runs_of(client, None) if RunTags(run.data.tags).run_id]
+    for run in runs:
+        require_seal(run)
+    return _OpenStore(uri, client, runs)
 
 
 def _key(run: Run) -> Key:
@@ -185,10 +201,13 @@ def _copy_files(source: _OpenStore, run: Run, target: MlflowClient, made: str) -
                 raise
             return  # a command, or a run that failed, may have none
         if folder is not None:
+            check_rounds(folder / ROUNDS, run.data.tags)
             target.log_artifacts(made, str(folder))
             return
     with tempfile.TemporaryDirectory() as temporary:
-        target.log_artifacts(made, source.client.download_artifacts(run.info.run_id, "", temporary))
+        downloaded = source.client.download_artifacts(run.info.run_id, "", temporary)
+        check_rounds(Path(downloaded) / ROUNDS, run.data.tags)
+        target.log_artifacts(made, downloaded)
 
 
 def join(folders: Sequence[Checked], into: Path) -> int:

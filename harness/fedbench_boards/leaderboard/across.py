@@ -16,7 +16,7 @@ import pandas as pd
 from fedbench.core.errors import FedbenchError
 from fedbench.core.wording import heading, spread
 from fedbench.kinds.measured import lower_is_better
-from fedbench.suites.axes import places
+from fedbench.suites.files import places
 from fedbench.suites.suite import Suite
 from fedbench_boards.leaderboard.model import Board, Line, Table
 from fedbench_boards.leaderboard.own_models import ranks_own_models

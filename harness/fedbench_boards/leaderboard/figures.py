@@ -166,7 +166,7 @@ def _of_layers(uri: str, suite: str, results: pd.DataFrame, metric: str) -> Figu
 
 def _of_models(kind: str, uri: str, results: pd.DataFrame, settings: Settings) -> Figure:
     """Figures of the rows' recorded models, those of each row's first seed."""
-    from fedbench.tracking.models import recorded_model
+    from fedbench.tracking.evaluation import recorded_model
 
     owners = owners_of(results)
     first = results.sort_values("seed", kind="stable").drop_duplicates("row")["mlflow_id"]

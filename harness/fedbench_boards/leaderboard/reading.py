@@ -18,8 +18,7 @@ from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.metric_names import EACH_DOMAIN, QUALITIES
 from fedbench.core.wording import MEGA, heading
 from fedbench.kinds.measured import metric_plugin
-from fedbench.suites.single import ADHOC, single
-from fedbench.suites.suite import Suite, load_suite, suite_names
+from fedbench.suites.suite import ADHOC, Suite, load_suite, single, suite_names
 from fedbench.tracking.schema import FINAL, store_uri
 from fedbench_boards.leaderboard import failures
 from fedbench_boards.leaderboard.board import of_suite

@@ -21,7 +21,7 @@ from fedbench.core.wording import (
     server_data_notes,
     spread,
 )
-from fedbench.suites.single import ADHOC, is_read_as
+from fedbench.suites.suite import ADHOC, is_read_as
 from fedbench_boards.leaderboard import own_models
 from fedbench_boards.leaderboard.failures import MARK, reasons
 from fedbench_boards.leaderboard.model import PARTLY, Board, Line, Milestone, Printed, PrintedNumber, Table

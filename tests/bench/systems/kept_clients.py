@@ -16,7 +16,7 @@ from fedbench.core.method.hooks import hookimpl
 from fedbench.core.spec import RunSpec, Training
 from fedbench.runs.checkpoint import Checkpointing
 from fedbench.runs.job import run_rounds
-from fedbench.runs.loaded import Loaded
+from fedbench.runs.prepare import Loaded
 from fedbench.scenarios import Scenario
 from tests.bench.systems.fedbench_runs import dataset, settings
 from tests.bench.systems.report import Report, parser

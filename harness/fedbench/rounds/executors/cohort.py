@@ -23,16 +23,17 @@ from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Tensors, Update
 from fedbench.core.wording import counted
 from fedbench.plugins.assembly import Assembly
-from fedbench.plugins.watch import Snapshot
+from fedbench.plugins.guards import Snapshot
 from fedbench.rounds.executors.gradients import (
     ClosedForm,
     OneClientOnly,
     Padding,
     Vectorised,
     added_terms,
+    budget,
+    bytes_of_a_client,
     head_features,
 )
-from fedbench.rounds.executors.memory import budget, bytes_of_a_client
 from fedbench.rounds.executors.sequential import Sequential, completed
 from fedbench.rounds.executors.stack import Stack, StackedBatch, StackedOptimiser, signature
 from fedbench.toolkit.fedavg import FedAvg

@@ -16,7 +16,7 @@ from fedbench.core.method.tasks import ClientTask
 from fedbench.core.spec import Training
 from fedbench.core.types import Tensors
 from fedbench.models.inputs import FeatureInputs
-from fedbench.plugins.watch import Snapshot
+from fedbench.plugins.guards import Snapshot
 from fedbench.toolkit.local_training import batches_of, each_model, learning_rates
 
 PerClient = dict[str, Any]
@@ -36,7 +36,6 @@ class StackedBatch:
 
     @property
     def is_ragged(self) -> bool:
-        """Whether any client's batch is padded."""
         return len(set(self.sizes)) > 1
 
     def of(self, table: Tensor) -> Tensor:
@@ -48,7 +47,6 @@ class StackedBatch:
         return tensor[self.clients]
 
     def mask(self, device: torch.device) -> Tensor:
-        """The mask of real samples, (a, b) float32."""
         sizes = torch.tensor(self.sizes, device=device)
         return (torch.arange(max(self.sizes), device=device) < sizes[:, None]).float()
 
@@ -134,11 +132,9 @@ class Stack:
         return self._tables[client][batch.number]
 
     def rows(self, batch: StackedBatch) -> Tensor:
-        """Rows of the input table for the samples of ``batch``, (a, b)."""
         return batch.of(self._rows["inputs"])
 
     def labels(self, batch: StackedBatch) -> Tensor:
-        """The labels of ``batch``, (a, b)."""
         return batch.of(_known(self._labels))
 
     def _read_rows(self, name: str) -> Tensor:

@@ -59,8 +59,15 @@ class Engine(Protocol):
         """Whether a run that was begun has a process by now, rather than a place in somebody's queue."""
         ...
 
-    def stop(self, spec: RunSpec) -> None:
-        """End a run that is under way, at once; there are no further events of it, and its slot is free again."""
+    def stop(self, spec: RunSpec) -> list[Event | Lost]:
+        """End a run that is under way, at once; its slot is free again.
+
+        There are no further events of it. Those that were not told yet are returned where it had ended by itself.
+        """
+        ...
+
+    def clear(self) -> None:
+        """End processes that have no run, so that nothing of the machine is held but by runs under way."""
         ...
 
     def close(self) -> None:

@@ -66,7 +66,6 @@ class Claims:
         return True
 
     def release(self, name: str) -> None:
-        """Let others have it."""
         lock = self._held.pop(name, None)
         if lock is not None:
             with suppress(OSError):  # at worst an empty file stays
@@ -74,7 +73,6 @@ class Claims:
             lock.release()
 
     def close(self) -> None:
-        """Release everything."""
         for name in list(self._held):
             self.release(name)
 

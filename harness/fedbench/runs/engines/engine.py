@@ -32,8 +32,7 @@ from fedbench.runs.engines.events import (
 )
 from fedbench.runs.engines.worker import Work, Worker, exit_text
 from fedbench.runs.job import run_spec
-from fedbench.runs.loaded import NOTHING, Loaded
-from fedbench.runs.prepare import Settings
+from fedbench.runs.prepare import NOTHING, Loaded, Settings
 
 RUN_THREAD = "fedbench-run"
 """Name of the thread that runs a spec in this process."""
@@ -124,7 +123,6 @@ class _Schedule:
         self._claims = claims
 
     def events(self) -> Generator[Event, None, None]:
-        """What happens until every run has ended."""
         looked = time.monotonic()
         while self._waiting or self._again or self._elsewhere or self._running:
             yield from self._begin()
@@ -142,13 +140,13 @@ class _Schedule:
                     return
 
     def _begin(self) -> Generator[Event, None, None]:
-        """Begin runs while there is room."""
         elsewhere = len(self._elsewhere)
         while len(self._running) < self._engine.slots() and not self._is_one_alone():
             if self._waiting:
                 attempt = self._waiting.popleft()
             elif self._again and self._may_go_again(self._again[0]):
                 attempt = self._again.popleft()
+                self._engine.clear()  # idle workers hold memory as well
             elif elsewhere:
                 attempt, elsewhere = self._elsewhere.popleft(), elsewhere - 1
             else:
@@ -190,8 +188,8 @@ class _Schedule:
             return replace(failed, reason=f"{failed.reason} (attempt {attempt.number} of {self._policy.retries + 1})")
         return failed
 
-    def _overdue(self) -> list[RunFailed]:
-        """End the runs that have taken too long."""
+    def _overdue(self) -> list[Event | Lost]:
+        """End the runs that have taken too long. One that had ended by itself did so in time."""
         limit = self._policy.timeout
         if limit is None:
             return []
@@ -201,9 +199,10 @@ class _Schedule:
                 attempt.began = now
             if attempt.began is not None and now - attempt.began > limit:
                 late.append(attempt)
-        for attempt in late:
-            self._engine.stop(attempt.spec)
-        return [RunFailed(attempt.spec, f"timed out: took more than {limit:g} s (--run-timeout)") for attempt in late]
+        reason = f"timed out: took more than {limit:g} s (--run-timeout)"
+        return [
+            event for attempt in late for event in self._engine.stop(attempt.spec) or [RunFailed(attempt.spec, reason)]
+        ]
 
     def _forgive(self, away: float) -> None:
         """Runs waited while whoever listens was ``away`` for long, for a store that could not be written, say."""
@@ -239,17 +238,14 @@ class InProcess:
         self._thread: threading.Thread | None = None
 
     def slots(self) -> int:
-        """One."""
         return 1
 
     def begin(self, spec: RunSpec) -> None:
-        """Begin a run in a thread of its own."""
         arguments = (spec, self._settings, NOTHING, self._events.put)
         self._thread = threading.Thread(target=attempt, args=arguments, name=RUN_THREAD, daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> list[Event | Lost]:
-        """The next event."""
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:
@@ -259,15 +255,15 @@ class InProcess:
         return [event]
 
     def has_begun(self, spec: RunSpec) -> bool:
-        """At once."""
         return True
 
-    def stop(self, spec: RunSpec) -> None:
+    def stop(self, spec: RunSpec) -> list[Event | Lost]:
         """Raises FedbenchError: a thread can't be ended from outside."""
         raise FedbenchError("a run in this process can't be stopped; use --engine processes with --run-timeout.")
 
-    def close(self) -> None:
-        """Nothing to give back; a run under way goes on until the process ends."""
+    def clear(self) -> None: ...
+
+    def close(self) -> None: ...  # a run under way goes on until the process ends
 
 
 @dataclass(eq=False)
@@ -301,11 +297,9 @@ class Processes:
         self._unbegun: list[Event | Lost] = []
 
     def slots(self) -> int:
-        """The size of the pool."""
         return self._slots
 
     def begin(self, spec: RunSpec) -> None:
-        """Begin a run, in a worker that is free or in a new one."""
         try:
             worker = self._free() or self._new()
             worker.process.begin(Work(attempt, spec, spec))
@@ -315,7 +309,6 @@ class Processes:
         worker.spec = spec
 
     def wait(self, seconds: float) -> list[Event | Lost]:
-        """Events of all processes; `Lost` for each that ended before its run."""
         events: list[Event | Lost] = [*self._unbegun]
         self._unbegun.clear()
         signs = {sign: worker for worker in self._workers if worker.spec for sign in worker.process.signs()}
@@ -343,23 +336,30 @@ class Processes:
         return events
 
     def has_begun(self, spec: RunSpec) -> bool:
-        """At once."""
         return True
 
-    def stop(self, spec: RunSpec) -> None:
-        """Kill the process that has the run."""
+    def stop(self, spec: RunSpec) -> list[Event | Lost]:
+        unreported: list[Event | Lost] = []
         for worker in [w for w in self._workers if w.spec is not None and w.spec.run_id == spec.run_id]:
+            events = self._events_of(worker)
+            if worker.spec is None:  # it has been done with the run since the last look
+                return events
+            unreported = [*events, worker.end] if worker.end else []
             worker.process.stop()
             self._freed(worker)
+        return unreported
+
+    def clear(self) -> None:
+        for worker in [w for w in self._workers if w.spec is None]:
+            worker.process.close()
+            self._workers.remove(worker)
 
     def close(self) -> None:
-        """End all processes."""
         for worker in self._workers:
             worker.process.close()
         self._workers.clear()
 
     def _free(self) -> _Worker | None:
-        """A worker without a run; those that have died meanwhile go."""
         for worker in [w for w in self._workers if w.spec is None]:
             if worker.process.can_begin():
                 return worker

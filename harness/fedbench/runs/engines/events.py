@@ -106,22 +106,18 @@ class Forward:
 
     @hookimpl
     def run_started(self, spec: RunSpec, info: RunInfo) -> None:
-        """Forward."""
         self.emit(RunStarted(spec, info))
 
     @hookimpl
     def round_finished(self, spec: RunSpec, record: RoundRecord) -> None:
-        """Forward."""
         self.emit(RoundFinished(spec, record))
 
     @hookimpl
     def run_warned(self, spec: RunSpec, warning: str) -> None:
-        """Forward."""
         self.emit(RunWarned(spec, warning))
 
     @hookimpl
     def run_finished(self, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
-        """Forward."""
         self.emit(RunFinished(spec, info, result))
 
 

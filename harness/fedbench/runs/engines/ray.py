@@ -10,16 +10,14 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import queue
 import re
 import shutil
 import socket
 import sys
 import tempfile
-import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -30,18 +28,14 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.core.version import PACKAGE
 from fedbench.kinds.registry import installed_plugins
-from fedbench.plugins.provenance import files_under, roots, versions
-from fedbench.plugins.run_code import PLUGIN, code_hash, files_beside
-from fedbench.runs.checkpoint import Checkpointing, discard
+from fedbench.plugins.provenance import code_hash, files_under, roots, versions, with_imports
 from fedbench.runs.engines.engine import Processes, default_workers
 from fedbench.runs.engines.events import Event, Lost, RunFailed, RunFinished
-from fedbench.runs.engines.worker import Notice, last_line
+from fedbench.runs.engines.worker import last_line
 from fedbench.runs.prepare import Settings
 
 _REACHABLE = 10.0
-"""Seconds that a cluster is given to answer."""
-_NO_ROOM = 600.0
-"""Seconds without a node on which anything fits, after nodes were lost, before this is an error."""
+"""Seconds that a cluster is given to answer; Ray itself tries for many minutes."""
 _PLUGINS = "fedbench_plugin_files"
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL")
 
@@ -55,49 +49,64 @@ class Shipped:
 
     code: str
     """`code_hash` of the process that sends it."""
-    versions: tuple[tuple[str, str], ...]
-    packages: tuple[str, ...]
-    """Those that register methods."""
+    parts: tuple[tuple[str, str], ...]
+    """Libraries with their versions, and packages that register methods."""
     plugin_files: tuple[str, ...]
     """Their paths in the folder that is sent."""
 
     def unpacked(self, settings: Settings) -> Settings:
         """``settings`` with the plugin files where they are here; FedbenchError where the code here is another."""
         files = tuple(PACKAGE.parent / file for file in self.plugin_files)
-        if difference := _difference(self, files):
-            raise FedbenchError(
-                f"this worker's code is not that of the machine where the command was given: {difference}; install "
-                "the same versions on every node."
-            )
-        return replace(settings, plugin_files=files)
+        if _is_here(self.code, files):
+            return replace(settings, plugin_files=files)
+        here, there = dict(_parts()), dict(self.parts)
+        differences = [
+            f"{name} {here.get(name, 'missing')} here and {there.get(name, 'missing')} there"
+            for name in sorted({*here, *there})
+            if here.get(name) != there.get(name)
+        ]
+        raise FedbenchError(
+            "this worker's code is not that of the machine where the command was given: "
+            f"{', '.join(differences) or 'its sources differ'}; install the same versions on every node."
+        )
+
+
+@lru_cache
+def _is_here(code: str, plugin_files: tuple[Path, ...]) -> bool:
+    return code_hash(plugin_files) == code
+
+
+def _parts() -> tuple[tuple[str, str], ...]:
+    packages = {f"package {name}": "registers methods" for name in roots()}
+    return tuple(sorted((versions() | packages).items()))
 
 
 def ship(folder: Path, plugin_files: Sequence[Path]) -> Shipped:
     """Copy into ``folder``, which is empty, what a worker needs. Raises FedbenchError where a source can't be read."""
-    packages, suites = roots(), find_spec("fedbench_suites")
-    sent = {re.sub(f"^{PLUGIN}/", f"{_PLUGINS}/", name): file for name, file in files_beside(plugin_files).items()}
-    for root in [*packages.values(), *([Path(suites.origin).parent] if suites and suites.origin else [])]:
+    sent: dict[str, Path] = {}
+    for number, plugin in enumerate(plugin_files):  # what it imports of packages is sent with these
+        beside = with_imports(plugin, plugin.parent).items()
+        own = {name: file for name, file in beside if file.is_relative_to(plugin.parent)}
+        sent |= {f"{_PLUGINS}/{number}/{name}": file for name, file in own.items()}
+        sent |= {name: file for name, file in own.items() if file != plugin}  # and where it is imported from
+    suites = find_spec("fedbench_suites")
+    for root in [*roots().values(), *([Path(suites.origin).parent] if suites and suites.origin else [])]:
         sent |= dict(files_under(root))
     try:
         for name, file in sent.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, folder / name)
-        _write_metadata(folder)
+        for point in installed_plugins():  # found there under the names of the distributions that they come in
+            name, version = ("unknown", "0") if point.dist is None else (point.dist.name, point.dist.version)
+            target = folder / f"{re.sub(r'[-_.]+', '_', name)}-{version}.dist-info"
+            target.mkdir(exist_ok=True)
+            (target / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
+            with (target / "entry_points.txt").open("a", encoding="utf-8") as points:
+                points.write(f"[{point.group}]\n{point.name} = {point.value}\n")
     except (OSError, shutil.Error) as error:
         raise FedbenchError(f"the code can't be packed for the workers: {error}.") from error
     files = tuple(f"{_PLUGINS}/{number}/{file.name}" for number, file in enumerate(plugin_files))
-    return Shipped(code_hash(plugin_files), tuple(sorted(versions().items())), tuple(sorted(packages)), files)
-
-
-def _write_metadata(folder: Path) -> None:
-    """Let the plug-ins' entry points be found in ``folder``, under the names of the distributions they come in."""
-    for point in installed_plugins():
-        name, version = ("unknown", "0") if point.dist is None else (point.dist.name, point.dist.version)
-        target = folder / f"{re.sub(r'[-_.]+', '_', name)}-{version}.dist-info"
-        target.mkdir(exist_ok=True)
-        (target / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
-        with (target / "entry_points.txt").open("a", encoding="utf-8") as points:
-            points.write(f"[{point.group}]\n{point.name} = {point.value}\n")
+    return Shipped(code_hash(plugin_files), _parts(), files)
 
 
 def environment() -> dict[str, str]:
@@ -107,176 +116,177 @@ def environment() -> dict[str, str]:
     return threads | {name: value for name, value in ours.items() if not _SECRET.search(name)}
 
 
-@lru_cache
-def _difference(shipped: Shipped, plugin_files: tuple[Path, ...]) -> str:
-    """What is different here, named by both sides; "" where nothing is."""
-    here = code_hash(plugin_files)
-    if here == shipped.code:
-        return ""
-    ours = versions() | dict.fromkeys(map("package {}".format, roots()), "registers methods")
-    theirs = dict(shipped.versions) | dict.fromkeys(map("package {}".format, shipped.packages), "registers methods")
-    differences = [
-        f"{name} {ours.get(name, 'missing')} here and {theirs.get(name, 'missing')} there"
-        for name in sorted({*ours, *theirs})
-        if ours.get(name) != theirs.get(name)
-    ]
-    return ", ".join(differences) or f"its sources have the hash {here[:16]} here and {shipped.code[:16]} there"
-
-
 # --- on a worker
 
 
-def stream(body: Callable[..., None], *arguments: Any) -> Iterator[bytes]:
-    """Carry out ``body(*arguments, emit)`` in a thread; pickled, where that is, and then all that it emits."""
+def run(shipped: Shipped, spec: RunSpec, settings: Settings) -> Iterator[bytes]:
+    """Where a run is carried out, and its events; all pickled."""
+    yield pickle.dumps(where())
+    try:
+        settings = shipped.unpacked(settings)
+    except FedbenchError as error:
+        yield pickle.dumps(RunFailed(spec, str(error)))
+        return
+    with closing(Processes(settings, 1)) as engine:  # what a run does to its process meets no other
+        engine.begin(spec)
+        is_over = False
+        while not is_over:
+            for event in engine.wait(60.0):
+                yield pickle.dumps(event)
+                is_over |= isinstance(event, RunFinished | RunFailed | Lost)
+
+
+def where() -> str:
+    """This process, in words."""
     import ray
 
     util: Any = ray.util
-    yield pickle.dumps(f"{util.get_node_ip_address()} (process {os.getpid()})")
-    emitted: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    end, raised = object(), []
-
-    def carry_out() -> None:
-        try:
-            body(*arguments, emitted.put)
-        except BaseException as error:  # raised again for whoever reads the stream
-            raised.append(error)
-        emitted.put(end)
-
-    threading.Thread(target=carry_out, name="fedbench-work", daemon=True).start()
-    while (event := emitted.get()) is not end:
-        yield pickle.dumps(event)
-    if raised:
-        raise raised[0]
-
-
-def run(
-    shipped: Shipped, marker: Path | None, spec: RunSpec, settings: Settings, emit: Callable[[Event | Lost], None]
-) -> None:
-    """One attempt at a run. The checkpoints of a finished one go from a disk that does not have the file ``marker``.
-
-    Where the folder is shared, whoever gave the command deletes them once the results are stored.
-    """
-    try:
-        engine = _processes(shipped.unpacked(settings))
-    except FedbenchError as error:
-        emit(RunFailed(spec, str(error)))
-        return
-    engine.begin(spec)
-    is_over = False
-    while not is_over:
-        for event in engine.wait(60.0):
-            emit(event)
-            is_over |= isinstance(event, RunFinished | RunFailed | Lost)
-            if isinstance(event, RunFinished) and settings.checkpoints and marker and not marker.exists():
-                discard(settings.checkpoints.folder, spec.run_id)
-
-
-_engines: list[tuple[Settings, Processes]] = []
-
-
-def _processes(settings: Settings) -> Processes:
-    """What carries out runs on this worker: the same for all runs of a command, which have the same settings."""
-    if not _engines or _engines[0][0] != settings:
-        for _, others in _engines:
-            others.close()
-        _engines[:] = [(settings, Processes(settings, 1))]
-    return _engines[0][1]
+    return f"{util.get_node_ip_address()} (process {os.getpid()})"
 
 
 # --- where the command was given
 
 
-@dataclass(eq=False)
+@dataclass
 class Task:
     """A piece of work that was given to Ray."""
 
-    stream: Any
+    work: Any
+    """The description of a run."""
     place: str = ""
-    """Known once it has begun."""
+    """Where it is; known once it has begun."""
 
 
-class RayNodes:
-    """The cluster at ``address`` ("auto", host:port), or one that is started here and listens on loopback alone.
+class RayCluster:
+    """An engine: runs on the cluster at ``address`` ("auto", host:port), or on one that is started here, on loopback.
 
-    A piece of work takes ``cpus`` and ``gpus`` of a node. ``most`` is how many there may be at the same time.
+    Each takes ``run_cpus`` and ``run_gpus`` of a node; at most ``workers`` go on at once. Workers read data and keep
+    checkpoints under the same paths as this machine. Where these are folders that all machines share, a run whose
+    process died goes on from its checkpoint wherever it is tried again; else it may begin anew, with the same numbers.
     """
 
     def __init__(
-        self, address: str, cpus: float, gpus: float, most: int | None, plugin_files: tuple[Path, ...]
+        self, settings: Settings, address: str, run_cpus: float, run_gpus: float, workers: int | None = None
     ) -> None:
-        """Raises FedbenchError where Ray is missing, no cluster is found, or nothing fits on it."""
-        if gpus > 1 and not float(gpus).is_integer():
-            raise FedbenchError(f"--run-gpus {gpus:g}: above 1, it must be a whole number.")
-        if not cpus and not gpus:
+        """Raises FedbenchError where Ray is missing, no cluster is found, or no run fits on it."""
+        if run_gpus > 1 and not float(run_gpus).is_integer():
+            raise FedbenchError(f"--run-gpus {run_gpus:g}: above 1, it must be a whole number.")
+        if not run_cpus and not run_gpus:
             raise FedbenchError("--run-cpus and --run-gpus are both 0; a run must ask for a share of something.")
         if address.startswith("ray://"):
             raise FedbenchError(
                 f"--ray-address {address}: Ray's client protocol is not supported; give the command on a node of the "
                 "cluster, with --ray-address auto."
             )
-        self._cpus, self._gpus, self._most = cpus, gpus, most
+        self._cpus, self._gpus, self._most = run_cpus, run_gpus, workers
+        self._settings = on_any_machine(settings, run_cpus)
         self._ray = _ray(is_started_here=not address)
-        self._under_way: list[Task] = []
-        self._had_room = time.monotonic()
+        # several to a process, but one where it is given a GPU, whose memory only the end of the process frees
+        asked = {"num_cpus": run_cpus, "num_gpus": run_gpus, "max_calls": 1 if run_gpus else 0}
+        self._remote = lru_cache(self._ray.remote(**asked))
+        self._tasks: dict[Any, Task] = {}
+        """Those under way, by their streams."""
         with tempfile.TemporaryDirectory(prefix="fedbench-ray-") as folder:
-            self.shipped: Shipped = ship(Path(folder), plugin_files)
+            self.shipped: Shipped = ship(Path(folder), settings.plugin_files)
             self._connect(address, folder)
         if not self.room():
-            shortage = self._shortage()
-            self.close()
-            raise FedbenchError(f"nothing can be run on this Ray cluster: {shortage}")
-        # several to a process, but one where it is given a GPU, whose memory only the end of the process frees
-        self._stream = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1 if gpus else 0)(stream)
+            has = [(node["NodeManagerAddress"], node["Resources"]) for node in self._alive()]
+            nodes = [f"{place} with {of.get('CPU', 0):g} CPUs and {of.get('GPU', 0):g} GPUs" for place, of in has]
+            self._ray.shutdown()
+            raise FedbenchError(
+                f"nothing can be run on this Ray cluster: a run asks for {run_cpus:g} CPUs and {run_gpus:g} GPUs of "
+                f"one node (--run-cpus, --run-gpus), and the cluster has {'; '.join(nodes) or 'no node'}."
+            )
+
+    @property
+    def is_one_machine(self) -> bool:
+        return len(self.machines()) <= 1
 
     def room(self) -> int:
-        """How many pieces of work fit on the nodes as they are now, others' work apart; no more than requested."""
-        fitting = sum(map(self._fitting, self._alive()))
-        return fitting if self._most is None else min(fitting, self._most)
+        """How many runs fit on the nodes as they are now, others' work apart; no more than requested."""
+        return min(sum(map(self._fitting, self._alive())), sys.maxsize if self._most is None else self._most)
 
     def slots(self) -> int:
-        """`room`; FedbenchError once there has been none for long."""
-        room = self.room()
-        if room or self._under_way:
-            self._had_room = time.monotonic()
-        elif time.monotonic() - self._had_room > _NO_ROOM:
-            raise FedbenchError(
-                f"the Ray cluster has lost its nodes: {self._shortage()} What is finished is kept; the same command "
-                "goes on."
-            )
-        return room
+        return max(self.room(), 1)  # where all nodes were lost, a run waits for one
 
     def machines(self) -> set[str]:
         """The addresses of the machines on which something fits."""
         return {node["NodeManagerAddress"] for node in self._alive() if self._fitting(node)}
 
-    def begin(self, name: str, body: Callable[..., None], *arguments: Any) -> Task:
-        """Let ``body(*arguments, emit)`` be carried out on some node; ``name`` is what Ray's logs call it."""
-        options = {"num_returns": "streaming", "max_retries": 0, "scheduling_strategy": "SPREAD", "name": name}
-        self._under_way.append(Task(self._stream.options(**options).remote(body, *arguments)))
-        return self._under_way[-1]
+    def begin(self, spec: RunSpec) -> None:
+        """Begin a run on some node. Raises FedbenchError for one on a GPU where none is set aside for it."""
+        check_device(spec, self._gpus)
+        self.begin_task(spec, f"{spec.method} seed {spec.seed}", run, self.shipped, spec, self._settings)
 
-    def wait(self, seconds: float) -> list[Notice]:
-        """What has happened to the tasks under way, in order for each; waits up to ``seconds`` for something."""
-        by_stream = {task.stream: task for task in self._under_way}
-        if not by_stream:
+    def begin_task(self, work: Any, name: str, body: Callable[..., Iterator[bytes]], *arguments: Any) -> Any:
+        """Let ``body(*arguments)``, which yields where it is first, be carried out on some node. Its stream."""
+        options = {"num_returns": "streaming", "max_retries": 0, "scheduling_strategy": "SPREAD", "name": name}
+        stream = self._remote(body).options(**options).remote(*arguments)
+        self._tasks[stream] = Task(work)
+        return stream
+
+    def wait(self, seconds: float) -> list[Event | Lost]:
+        return [event for stream in self.ready(seconds) for event in self._events(stream)]
+
+    def ready(self, seconds: float) -> list[Any]:
+        """The streams that have something to read; waits up to ``seconds`` for one."""
+        if not self._tasks:
             time.sleep(seconds)
             return []
-        ready, _ = self._ray.wait(list(by_stream), num_returns=1, timeout=seconds)
+        ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=seconds)
         if ready:  # and all others that are ready as well
-            ready, _ = self._ray.wait(list(by_stream), num_returns=len(by_stream), timeout=0)
-        return [self._next(by_stream[stream]) for stream in ready]
+            ready, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)
+        return list(ready)
 
-    def stop(self, task: Task) -> None:
-        """End a task's process; there is no further notice of it."""
-        if task in self._under_way:
-            self._under_way.remove(task)
-            self._ray.cancel(task.stream, force=True)
+    def has_begun(self, spec: RunSpec) -> bool:
+        """Whether a worker has taken the run; on a cluster that others use it may have to wait for one."""
+        return any(task.place for task in self._tasks.values() if task.work.run_id == spec.run_id)
+
+    def stop(self, spec: RunSpec) -> list[Event | Lost]:
+        for stream in [stream for stream, task in self._tasks.items() if task.work.run_id == spec.run_id]:
+            self.cancel(stream)
+        return []
+
+    def cancel(self, stream: Any) -> None:
+        """End a task's process; nothing further is read of it."""
+        if self._tasks.pop(stream, None) is not None:
+            self._ray.cancel(stream, force=True)
+
+    def clear(self) -> None: ...  # the workers are Ray's
 
     def close(self) -> None:
         """End everything under way, and leave the cluster, or end it where it was started here."""
-        for task in list(self._under_way):
-            self.stop(task)
+        for stream in list(self._tasks):
+            self.cancel(stream)
         self._ray.shutdown()
+
+    def read(self, stream: Any) -> tuple[Any, str, str]:
+        """The next message of a task, why its process was lost, and the traceback of what its body raised.
+
+        None for one that only says where it is; a task that was lost, or has raised, is over.
+        """
+        errors, task = self._ray.exceptions, self._tasks[stream]
+        try:
+            message = pickle.loads(self._ray.get(next(stream)))
+        except (StopIteration, errors.RayError) as error:
+            del self._tasks[stream]
+            if isinstance(error, errors.RayTaskError):
+                return None, "", str(error)
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            return None, f"Ray lost its process {f'on {task.place}' if task.place else ''}: {why}", ""
+        if task.place:
+            return message, "", ""
+        task.place = message
+        return None, "", ""
+
+    def _events(self, stream: Any) -> list[Event | Lost]:
+        spec = self._tasks[stream].work
+        message, lost, broken = self.read(stream)
+        if isinstance(message, RunFinished | RunFailed | Lost):
+            del self._tasks[stream]
+        if broken:
+            return [RunFailed(spec, f"it can't be run on its worker: {last_line(broken)}", broken)]
+        return [Lost(spec, lost)] if lost else [] if message is None else [message]
 
     def _connect(self, address: str, folder: str) -> None:
         options: dict[str, Any] = {"address": address}
@@ -285,20 +295,18 @@ class RayNodes:
             most = cores if self._most is None else max(cores, math.ceil(self._most * self._cpus))
             options = {"address": "local", "num_cpus": most, "include_dashboard": False}
         try:
-            if address not in ("", "auto"):  # Ray itself tries for many minutes
+            if address not in ("", "auto"):
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=_REACHABLE).close()
             # where a folder is sent, Ray does not add the current one to the workers' import path
             sent = {"working_dir": folder, "env_vars": environment()}
             self._ray.init(**options, logging_level="error", log_to_driver=True, runtime_env=sent)
-        except (self._ray.exceptions.RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+        except (self._ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
             self._ray.shutdown()
-            message = " ".join(str(error).split())[:300]
-            if not address:
-                raise FedbenchError(f"Ray can't be started on this machine: {message}") from error
+            told = f"--ray-address {address}: no Ray cluster can be joined there" if address else "Ray can't start"
             raise FedbenchError(
-                f"--ray-address {address}: no Ray cluster can be joined there ({message}); this machine must be one of "
-                "its nodes: `ray start --head` on the first, `ray start --address HOST:PORT` on the others."
+                f"{told} ({' '.join(str(error).split())[:300]}); this machine must be a node of the cluster: `ray "
+                "start --head` on the first, `ray start --address HOST:PORT` on the others."
             ) from error
         self.here: str = self._ray.util.get_node_ip_address()
         """The address of this machine."""
@@ -313,7 +321,7 @@ class RayNodes:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _fitting(self, node: Mapping[str, Any]) -> int:
-        """How many pieces of work fit on a node."""
+        """How many runs fit on a node."""
         cpus, gpus = (node["Resources"].get(kind, 0.0) for kind in ("CPU", "GPU"))
         counts = [math.floor(cpus / self._cpus + 1e-9)] if self._cpus else []
         if self._gpus:  # a share of a GPU can't be put together from two
@@ -321,111 +329,16 @@ class RayNodes:
             counts.append(math.floor(gpus) * each if self._gpus < 1 else math.floor(gpus / self._gpus))
         return int(min(counts))
 
-    def _shortage(self) -> str:
-        nodes = [
-            f"{node['NodeManagerAddress']} with {node['Resources'].get('CPU', 0):g} CPUs and "
-            f"{node['Resources'].get('GPU', 0):g} GPUs"
-            for node in self._alive()
-        ]
-        return (
-            f"a run asks for {self._cpus:g} CPUs and {self._gpus:g} GPUs of one node (--run-cpus, --run-gpus), and the "
-            f"cluster has {'; '.join(nodes) or 'no node'}."
-        )
-
-    def _next(self, task: Task) -> Notice:
-        errors = self._ray.exceptions
-        try:
-            message = pickle.loads(self._ray.get(next(task.stream)))
-        except (StopIteration, errors.RayError) as error:
-            self._under_way.remove(task)
-            if isinstance(error, errors.RayTaskError):
-                return Notice(task, is_over=True, broken=str(error))
-            lost = "" if isinstance(error, StopIteration) else _loss_text(error, task.place, errors)
-            return Notice(task, is_over=True, lost=lost)
-        if task.place:
-            return Notice(task, (message,))
-        task.place = message
-        return Notice(task)
-
-
-class RayCluster:
-    """An engine: runs on `RayNodes`. Each takes ``run_cpus`` and ``run_gpus``; at most ``workers`` go on at once.
-
-    Workers read data and keep checkpoints under the same paths as this machine. Where these are folders that all
-    machines share, a run whose process died goes on from its checkpoint wherever it is tried again; else it may begin
-    anew, with the same numbers.
-    """
-
-    def __init__(
-        self, settings: Settings, address: str, run_cpus: float, run_gpus: float, workers: int | None = None
-    ) -> None:
-        """Raises FedbenchError where Ray is missing, no cluster is found, or no run fits on it."""
-        self._gpus = run_gpus
-        self._nodes = RayNodes(address, run_cpus, run_gpus, workers, settings.plugin_files)
-        self._settings = on_any_machine(settings, run_cpus)
-        self._marker = _mark(self._settings.checkpoints)
-        self._runs: dict[Task, RunSpec] = {}
-
-    @property
-    def is_one_machine(self) -> bool:
-        """Whether all runs share the memory of one machine."""
-        return len(self._nodes.machines()) <= 1
-
-    def slots(self) -> int:
-        """How many runs fit on the nodes that are there now."""
-        return self._nodes.slots()
-
-    def begin(self, spec: RunSpec) -> None:
-        """Begin a run on some node. Raises FedbenchError for one on a GPU where none is set aside for it."""
-        check_device(spec, self._gpus)
-        given = (self._nodes.shipped, self._marker, spec, self._settings)
-        self._runs[self._nodes.begin(f"{spec.method} seed {spec.seed}", run, *given)] = spec
-
-    def wait(self, seconds: float) -> list[Event | Lost]:
-        """Events of all runs; `Lost` for each whose process, or node, ended before it did."""
-        return [event for notice in self._nodes.wait(seconds) for event in self._events(notice)]
-
-    def has_begun(self, spec: RunSpec) -> bool:
-        """Whether a worker has taken the run; on a cluster that others use it may have to wait for one."""
-        return any(task.place for task, its in self._runs.items() if its.run_id == spec.run_id)
-
-    def stop(self, spec: RunSpec) -> None:
-        """End the process that has the run."""
-        for task in [task for task, its in self._runs.items() if its.run_id == spec.run_id]:
-            self._nodes.stop(task)
-            del self._runs[task]
-
-    def close(self) -> None:
-        """End all runs; leave the cluster, or end it where it was started here."""
-        if self._marker is not None:
-            self._marker.unlink(missing_ok=True)
-        self._nodes.close()
-
-    def _events(self, notice: Notice) -> list[Event | Lost]:
-        spec = self._runs.get(notice.task)
-        if spec is None:
-            return []
-        events: list[Event | Lost] = list(notice.events)
-        if notice.broken:
-            events.append(RunFailed(spec, f"it can't be run on its worker: {last_line(notice.broken)}", notice.broken))
-        elif notice.is_over:
-            events.append(Lost(spec, notice.lost or "its worker ended without a word"))
-        if any(isinstance(event, RunFinished | RunFailed | Lost) for event in events):
-            del self._runs[notice.task]
-        return events
-
 
 def check_device(spec: RunSpec, gpus: float) -> None:
     """Raise FedbenchError for a run on a GPU that is not among the ``gpus`` set aside for it."""
     kind, _, index = spec.device.partition(":")
-    if kind != "cuda":
-        return
-    if not gpus:
+    if kind == "cuda" and not gpus:
         raise FedbenchError(
             f"{spec.title} is to run on device={spec.device}, but no GPU is set aside for a run, and Ray hides "
             "GPUs from it then; give --run-gpus 1, or a share such as 0.25."
         )
-    if index.isdigit() and int(index) >= gpus:
+    if kind == "cuda" and index.isdigit() and int(index) >= gpus:
         raise FedbenchError(
             f"device={spec.device} is not among the {gpus:g} GPUs of a run (--run-gpus), which are numbered "
             f"from 0 for each; set device={kind}."
@@ -445,19 +358,6 @@ def on_any_machine(settings: Settings, cpus: float) -> Settings:
     )
 
 
-def _mark(checkpoints: Checkpointing | None) -> Path | None:
-    """A new file in the folder of checkpoints; None where none can be made."""
-    if checkpoints is None:
-        return None
-    marker = checkpoints.folder / f"shared-{uuid.uuid4().hex}"
-    try:
-        checkpoints.folder.mkdir(parents=True, exist_ok=True)
-        marker.touch()
-    except OSError:
-        return None
-    return marker
-
-
 def _ray(*, is_started_here: bool) -> Any:
     """The library. Raises FedbenchError where it is missing, or where this process uses a cluster already."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -474,16 +374,3 @@ def _ray(*, is_started_here: bool) -> Any:
     if ray.is_initialized():
         raise FedbenchError("this process has joined a Ray cluster already; leave it with ray.shutdown() first.")
     return ray
-
-
-def _loss_text(error: Exception, place: str, errors: Any) -> str:
-    """Why a task was lost, in words."""
-    where = f"on {place}" if place else "before it began"
-    reasons = {
-        errors.WorkerCrashedError: "its process {} died; was it killed, or is there too little memory?",
-        errors.OutOfMemoryError: "its process {} was ended by Ray, which found too little memory left on the machine",
-        errors.NodeDiedError: "its node was lost, with its process {}",
-        errors.LocalRayletDiedError: "its node was lost, with its process {}",
-    }
-    message = f"Ray lost its process {where}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return next((reason.format(where) for kind, reason in reasons.items() if isinstance(error, kind)), message)

@@ -2,13 +2,12 @@
 
 A worker keeps what it has imported and loaded, so that a run of the same data and backbone begins at once. The next
 piece of work gets a new worker after work that failed, work with a plug-in that does not come with fedbench, work that
-changed what later runs read (`fedbench.runs.traces`), and after `RENEWED` pieces of work. What a piece of work leaves
-running ends with it.
+changed what later runs read (`fedbench.runs.untouched`), and after `RENEWED` pieces of work. What a piece of work
+leaves running ends with it.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextvars
 import ctypes
 import logging
@@ -23,10 +22,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -35,11 +33,10 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.main_program import without_main
 from fedbench.core.spec import RunSpec, stack_names
 from fedbench.kinds.registry import METHOD, PLUGIN_FILES, comes_with_fedbench, installed, look_up
-from fedbench.plugins.run_code import plugins_of
+from fedbench.plugins.provenance import plugins_of
 from fedbench.runs.engines import context
-from fedbench.runs.loaded import Loaded, Loader
-from fedbench.runs.prepare import Settings
-from fedbench.runs.traces import Traces
+from fedbench.runs.prepare import Loaded, Loader, Settings
+from fedbench.runs.untouched import Traces
 
 _LOG = logging.getLogger(__name__)
 RENEWED = 100
@@ -201,105 +198,6 @@ class Apart:
             self._worker = None
 
 
-@dataclass(frozen=True)
-class Notice:
-    """What became of a task since the last look."""
-
-    task: Any
-    events: tuple[Any, ...] = ()
-    """That it has emitted, in order."""
-    is_over: bool = False
-    lost: str = ""
-    """Why its process ended before the work did."""
-    broken: str = ""
-    """The traceback of an error that the work itself did not answer for."""
-
-
-class Workers(Protocol):
-    """Processes, here or on a cluster, that carry out tasks side by side."""
-
-    def slots(self) -> int:
-        """How many tasks there may be at the same time."""
-        ...
-
-    def wait(self, seconds: float) -> list[Notice]:
-        """What has happened since the last call; waits up to ``seconds`` for something."""
-        ...
-
-    def stop(self, task: Any) -> None:
-        """End a task's process; there is no further notice of it."""
-        ...
-
-
-class LocalWorkers:
-    """Up to ``most`` processes on this machine that each have a worker of their own. They end with this one.
-
-    A cluster has some of the same interface (`fedbench.runs.engines.ray`), so that one supervisor serves both.
-    """
-
-    def __init__(self, settings: Settings, most: int) -> None:
-        self._settings = settings
-        self._most = most
-        self._context = context()
-        # a pipe for each: one that is killed while it writes holds nobody else up
-        self._processes: dict[Connection, BaseProcess] = {}
-        atexit.register(self.close)  # multiprocessing would wait for them where nobody has closed this
-
-    def slots(self) -> int:
-        """``most``."""
-        return self._most
-
-    def begin(self, body: Callable[..., None], *arguments: Any) -> Connection:
-        """Call ``body(*arguments, worker, emit)`` in a new process; ``worker`` is its `Worker`. The task."""
-        here, there = self._context.Pipe(duplex=False)
-        # as bytes, since what unpickling imports must not be imported when the worker begins
-        pickled = pickle.dumps(partial(body, *arguments))
-        # not a daemon, which may have no children
-        process = self._context.Process(target=_begin, args=(self._settings, pickled, there))
-        with there, without_main():
-            process.start()
-        self._processes[here] = process
-        return here
-
-    def wait(self, seconds: float) -> list[Notice]:
-        """The next event of each process, or its end."""
-        ready = wait(list(self._processes), seconds)
-        return [self._look(task) for task in list(self._processes) if task in ready]
-
-    def stop(self, task: Connection) -> None:
-        """Terminate the task's process."""
-        process = self._processes.pop(task, None)
-        if process is not None:
-            process.terminate()
-            process.join()
-            task.close()
-
-    def close(self) -> None:
-        """Terminate all processes."""
-        atexit.unregister(self.close)
-        for process in self._processes.values():
-            process.terminate()
-        for task in list(self._processes):
-            self.stop(task)
-
-    def _look(self, task: Connection) -> Notice:
-        try:
-            return Notice(task, (task.recv(),))
-        except (EOFError, OSError):
-            process = self._processes.pop(task)
-            process.join()
-            task.close()
-            return Notice(task, is_over=True, lost=exit_text(process.exitcode) if process.exitcode else "")
-
-
-def _begin(settings: Settings, pickled: bytes, events: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # before the imports that unpickling brings, and before any thread: neither belongs in a process that is forked
-    worker = Worker(settings, fork_without=(events,))
-    quiet_worker()
-    pickle.loads(pickled)(worker, events.send)
-
-
 def last_line(trace: str) -> str:
     """The message of an error, of its traceback."""
     return next((line.strip() for line in reversed(trace.splitlines()) if line.strip()), "an error without words")
@@ -438,7 +336,7 @@ def _kill_tree(pid: int) -> None:
         root = psutil.Process(pid)
         root.suspend()  # it must not start others meanwhile
         below: list[psutil.Process] = []
-        while new := [one for one in _below(pid) if one not in below]:
+        while new := [process for process in _below(pid) if process not in below]:
             _kill(new)
             below += new
         root.kill()
@@ -451,7 +349,7 @@ def _kill_orphans() -> None:
     ours = {process.pid for process in multiprocessing.active_children()}
     with suppress(psutil.Error):
         there = psutil.Process(server._forkserver_pid).children() if server and server._forkserver_pid else []
-        orphans = [below for one in there if one.pid not in ours for below in (*_below(one.pid), one)]
+        orphans = [below for process in there if process.pid not in ours for below in (*_below(process.pid), process)]
         _kill(orphans)
         psutil.wait_procs(orphans, timeout=_PATIENCE)
 
@@ -479,7 +377,7 @@ def _limit_memory(limit: int) -> None:
 def exit_text(code: int | None) -> str:
     """How a process ended, in words."""
     if code is not None and code < 0:
-        known = {int(one): one.name for one in signal.Signals}
+        known = {int(each): each.name for each in signal.Signals}
         name = known.get(-code, f"signal {-code}")
         memory = "; is there too little memory? try fewer --jobs" if -code == signal.SIGKILL else ""
         return f"its process was killed by {name}{memory}"

@@ -1,13 +1,16 @@
-"""Tensors that hooks are handed stay as they are: what a method changes in place is noticed, and refused by name.
+"""What methods are handed: no labels that they are scored on, and tensors that have to stay as they are.
 
-torch counts the changes of every tensor; the counts before and after a hook are compared. The hooks of a local step are
-watched in a client's first step, and all of its training from beginning to end. Where 20 clients train a linear head at
-once, this takes 0.4 % of a round of FedProx, and 2.4 % of one of SCAFFOLD, which answers three hooks a client.
+Withheld are the labels of test and validation data, those that a scenario hides, and the files of images. What a method
+changes in place is noticed, and refused by name: torch counts the changes of every tensor, and the counts before and
+after a hook are compared. The hooks of a local step are watched in a client's first step, and all of its training from
+beginning to end. Where 20 clients train a linear head at once, this takes 0.4 % of a round of FedProx, and 2.4 % of one
+of SCAFFOLD, which answers three hooks a client.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
@@ -15,8 +18,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedbench.core.errors import MethodFault
-from fedbench.core.federation import Federation, Shards, Split, Subset, TensorImages
+from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.core.federation import Federation, ImageSource, Shards, Split, Subset, TensorImages
+from fedbench.core.method.answers import require
 from fedbench.core.method.hooks import STEPS
 from fedbench.core.method.tasks import (
     AggregationTask,
@@ -34,7 +38,92 @@ from fedbench.core.types import LabelledBatch, Model, UnlabelledBatch, Update
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.cnn.backbone import CnnBackbone
 from fedbench.models.inputs import FeatureInputs, ImageInputs, UncachedFeatures
-from fedbench.plugins.withheld import Pixels, Withheld
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pixels:
+    """Images that can be read, and nothing else: their files have folders named after classes, or columns of labels."""
+
+    _source: ImageSource
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, indices: Tensor) -> Tensor:
+        """uint8 (b, 3, height, width)."""
+        return self._source.read(indices)
+
+    def content_hash(self) -> str:
+        return self._source.content_hash()
+
+
+class Withheld(Split):
+    """A split without its labels: reading them is a MethodFault."""
+
+    def __init__(self, split: Split, name: str) -> None:
+        # as a frozen dataclass sets its fields; `labels` is none here
+        of = {"domains": split.domains, "clients": split.clients}
+        vars(self).update(of, images=Pixels(split.images), _name=name, _size=len(split))
+
+    @property
+    def labels(self) -> Tensor:
+        name = vars(self)["_name"]
+        raise MethodFault(f"the labels of {name} are withheld from methods; a method must do without them.")
+
+    def __len__(self) -> int:
+        return int(vars(self)["_size"])
+
+    def __repr__(self) -> str:
+        return f"Withheld({vars(self)['_name']})"
+
+
+def withheld(federation: Federation) -> Federation:
+    """``federation`` as the hook `federate` is handed it: the labels are those of the clients, unless hidden.
+
+    Nobody knows unseen classes before they are tested.
+    """
+    train, validation, server = federation.train, federation.validation, federation.server
+    hidden = Withheld(train, "the training split, which the scenario hides,")
+    return replace(
+        federation,
+        train=_of_clients(federation) if federation.labels_visible else hidden,
+        test=Withheld(federation.test, "the test split"),
+        validation=None if validation is None else Withheld(validation, "the validation split"),
+        server=None if server is None else Withheld(server, "the server's samples"),
+        unseen=None,
+        new_clients=(),
+    )
+
+
+def _of_clients(federation: Federation) -> Split:
+    """The training split with the labels of the samples that clients hold, -1 elsewhere: others may be tested on."""
+    train, held = federation.train, federation.held
+    labels = torch.full_like(train.labels, -1)
+    labels[held] = train.labels[held]
+    return replace(train, images=Pixels(train.images), labels=labels)
+
+
+def partitioned(scored: Federation, handed: Federation, answer: object, owner: str) -> Federation:
+    """The federation ``scored``, with the clients of the ``answer`` to `federate`, which was ``handed`` it `withheld`.
+
+    Raises MethodFault for an answer that changes anything else.
+    """
+    if answer is handed:
+        return scored
+    require(answer, Federation, "a Federation", owner, "federate")
+    assert isinstance(answer, Federation)
+    if scored.later:
+        raise FedbenchError(
+            f"{owner} deals the samples to other clients, and these clients' data drift; run it without."
+        )
+    for name in (field.name for field in fields(Federation) if field.name != "clients"):
+        if getattr(answer, name) is not getattr(handed, name):
+            raise MethodFault(
+                f"{owner} answers the hook federate with another {name}; it may deal the training samples to other "
+                "clients alone: return federation.with_clients(...)."
+            )
+    return scored.with_clients(answer.clients)
+
 
 Marks = Callable[[list[Tensor]], list[Any]]
 """What tensors are compared by: something for each that is another where it was changed."""
@@ -110,7 +199,7 @@ class Snapshot:
             return
         each = zip(self._tensors, self._before, after, strict=True)
         changed = next(tensor for tensor, before, now in each if before != now)
-        named = (found for name, value in self._handed.items() for found in _named(value, name))
+        named = (pair for name, value in self._handed.items() for pair in _named(value, name))
         # what a hook has replaced in the state is not found there any more
         name = next((name for name, tensor in named if tensor is changed), "a tensor that was kept in the state")
         raise MethodFault(
@@ -147,13 +236,13 @@ def _watched(answer: Callable[..., Any], hook: str, who: str, marks: Marks) -> C
 
 def _tensors_in(handed: Mapping[str, object]) -> list[Tensor]:
     """All tensors. Without recursion and names, since this is done for every client and hook."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     left: list[Any] = [*handed.values()]
     model = None
     for value in left:  # which grows
         kind = type(value)
         if kind is Tensor:
-            found.append(value)
+            tensors.append(value)
         elif kind is dict or kind is MappingProxyType:
             left += value.values()
         elif kind is Model:
@@ -164,10 +253,10 @@ def _tensors_in(handed: Mapping[str, object]) -> list[Tensor]:
         elif kind is tuple or kind is list:
             left += value
         elif isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, nn.Module):
             left += value.state_dict(keep_vars=True).values()
-    return found
+    return tensors
 
 
 def _named(value: object, name: str) -> Iterator[tuple[str, Tensor]]:
