@@ -92,17 +92,11 @@ class Soaked(Protocol):
     def target(self, rng: random.Random) -> str:
         """What to kill; see `Started.kill`."""
 
-    def is_spared(self) -> bool:
-        """Whether a kill now would be one that the command gives up after, as it says it does."""
-
     def phase(self, started: Started) -> str:
         """Where a kill has landed."""
 
     def resumed(self, started: Started) -> list[str]:
         """The lines of its output that tell of going on."""
-
-    def may_fail(self, target: str) -> bool:
-        """Whether the command may end with an error after a kill of ``target``; it is started again then."""
 
     def differences(self) -> list[str]:
         """How what is stored differs from what the undisturbed command stored."""
@@ -134,7 +128,7 @@ def _to_its_end(
         started, last = soaked.start(), ""
         while True:
             aimed, is_now = soaked.moment(rng) if len(outcome.kills) < kills else ("never", lambda _: False)
-            while (code := started.ended()) is None and not (is_now(started) and not soaked.is_spared()):
+            while (code := started.ended()) is None and not is_now(started):
                 time.sleep(_LOOK)
             if code is not None:
                 break
@@ -149,8 +143,6 @@ def _to_its_end(
         started.close()
         outcome.resumed += soaked.resumed(started)
         if last in ("group", "parent"):
-            continue
-        if code and last and soaked.may_fail(last):
             continue
         if code:
             outcome.differences.append(f"attempt {attempt}: exit code {code}, see {started.output}")

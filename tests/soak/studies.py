@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
-import sqlite3
 import time
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.tracking.schema import TUNING, store_uri
 from fedbench.tracking.store import open_store
-from fedbench.tuning.found import found
+from fedbench.tuning.results import result_of
 from fedbench.tuning.storage import open_storage, storage_url
-from fedbench.tuning.studies import DEATHS, RETRIES, counted, studies_named
+from fedbench.tuning.studies import counted, studies_named
 from tests.soak.fedbench_command import Command, Started
 from tests.soak.soak import Moment, at_file, at_line, at_time, is_left_by
 
@@ -84,25 +81,6 @@ class StudySoak:
     def target(self, rng: random.Random) -> str:
         """Mostly everything at once, as a machine dies."""
         return rng.choices(["group", "parent", "worker"], [0.7, 0.15, 0.15])[0]
-
-    def is_spared(self) -> bool:
-        """Whether a trial runs that would be given up if it died once more: then the study is another, and says so."""
-        question = (
-            "SELECT a.value_json FROM trial_user_attributes a JOIN trials t ON a.trial_id = t.trial_id "
-            "WHERE a.key = ? AND t.state IN ('RUNNING', 'WAITING')"
-        )
-        try:
-            with closing(
-                sqlite3.connect(f"file:{self._store / 'studies.db'}?mode=ro", timeout=0, uri=True)
-            ) as database:
-                deaths = [json.loads(row[0]) for row in database.execute(question, [DEATHS])]
-        except sqlite3.Error:
-            return False  # not there yet, or being written
-        return any(len(numbers) >= RETRIES for numbers in deaths)
-
-    def may_fail(self, target: str) -> bool:
-        """Without its only worker the command ends, and tells how to go on."""
-        return target == "worker"
 
     def phase(self, started: Started) -> str:
         """By the files, and by what the studies say."""
@@ -206,7 +184,7 @@ def trials_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
     for study in _studies(folder):
         kept = counted(study)
         places = {trial.number: place for place, trial in enumerate(kept)}
-        best = found(study)
+        best = result_of(study)
         assert best is not None
         all_told[study.study_name] = [
             {"best": (places[best.trial], best.best, best.values, best.defaults, best.states)},

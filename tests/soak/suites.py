@@ -103,14 +103,6 @@ class SuiteSoak:
         """Mostly everything at once, as a machine dies."""
         return rng.choices(["group", "parent", "worker", "server"], [0.68, 0.12, 0.13, 0.07])[0]
 
-    def is_spared(self) -> bool:
-        """Never."""
-        return False
-
-    def may_fail(self, target: str) -> bool:
-        """Never: a run whose process dies is tried again."""
-        return False
-
     def phase(self, started: Started) -> str:
         """By the files of the store, and the lines."""
         done = sum(line.startswith("done") for line in started.lines)

@@ -12,15 +12,13 @@ from rich.text import Text
 from fedbench.cli.console import cell, complain, console, megabytes, resumable, say, table
 from fedbench.core.wording import counted
 from fedbench.runs.prepare import Settings
-from fedbench.tuning.found import Found
-from fedbench.tuning.further import Confirmed
+from fedbench.tuning.results import StudyResult
+from fedbench.tuning.search import Confirmed, TrialBegan, TrialEvent
 from fedbench.tuning.space import Dimension, defaults_of
 from fedbench.tuning.studies import Budget, Record
 from fedbench.tuning.trial import Tuned
-from fedbench.tuning.worker import Told, TrialBegan
-from fedbench.workflow.searching import search
 from fedbench.workflow.selection import Place, Selection, command_line
-from fedbench.workflow.studies import Planned
+from fedbench.workflow.studies import Planned, search
 from fedbench_boards.gaps import Gap
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
@@ -93,7 +91,7 @@ def carry_out(planned: Planned, settings: Settings, place: Place) -> int:
     return FAILED if any(failure.details for failure in searched.failures) else 2
 
 
-def trial_line(budget: Budget, event: Told) -> Text:
+def trial_line(budget: Budget, event: TrialEvent) -> Text:
     """What became of a trial."""
     if isinstance(event, Confirmed):
         shown = objectives_text(budget, event.values) if event.values else event.reason.partition(":")[0][:80]
@@ -133,7 +131,7 @@ def _objective_text(metric: str, value: float) -> str:
     return f"{megabytes(value)} MB" if is_bytes else f"{value:.1f}" + (" s" if "seconds" in metric else "")
 
 
-def show_found(results: Sequence[Found]) -> None:
+def show_found(results: Sequence[StudyResult]) -> None:
     """A line a study: the chosen trial on validation data beside the suite's own values, and whether it is better."""
     numbers = ("the suite's", "best", *(["confirmed"] if any(result.confirmed for result in results) else []))
     made = table("row", "objective", *numbers, "trials", "values", right=numbers)
@@ -168,11 +166,11 @@ def show_found(results: Sequence[Found]) -> None:
             say(f"{result.record.title}: the suite's own values did not get to an end, so there is nothing to compare.")
 
 
-def _confirmed(result: Found) -> str:
+def _confirmed(result: StudyResult) -> str:
     return objectives_text(result.record.budget, result.confirmed) if result.confirmed else "-"
 
 
-def _show_front(result: Found) -> None:
+def _show_front(result: StudyResult) -> None:
     """The trials that none beats in everything; the first is the one that --tuned takes."""
     objectives = result.record.budget.objectives
     made = table("trial", *objectives, "values", right=("trial", *objectives))

@@ -16,13 +16,11 @@ from fedbench.core.wording import counted
 from fedbench.python.asking import Folder, Names, assignments, files, folders, names, numbers
 from fedbench.python.screens import CellBar, Notebook, screen_for
 from fedbench.runs.prepare import Settings
-from fedbench.tuning.found import Found
-from fedbench.tuning.further import Confirmed
-from fedbench.tuning.worker import Told, TrialBegan
+from fedbench.tuning.results import StudyResult
+from fedbench.tuning.search import Confirmed, TrialBegan, TrialEvent
 from fedbench.workflow.screen import Screen
-from fedbench.workflow.searching import search
 from fedbench.workflow.selection import Place, Selection
-from fedbench.workflow.studies import Planned, Wanted, planned
+from fedbench.workflow.studies import Planned, Wanted, planned, search
 
 
 def tune(
@@ -76,7 +74,7 @@ def tune(
 
 
 @contextmanager
-def _shown(screen: Screen, plan: Planned) -> Iterator[Callable[[Told], None]]:
+def _shown(screen: Screen, plan: Planned) -> Iterator[Callable[[TrialEvent], None]]:
     """What shows the trials as they begin and end: in a notebook a bar, else a line each."""
     if not isinstance(screen, Notebook):
         yield lambda event: screen.say(trial_line(plan.budget, event).plain)
@@ -99,7 +97,7 @@ class _NotebookTrials:
         self._under_way: dict[tuple[str, int], str] = {}
         self._draw()
 
-    def __call__(self, event: Told) -> None:
+    def __call__(self, event: TrialEvent) -> None:
         """A trial began or ended; the few further runs behind the trials are not shown."""
         if isinstance(event, Confirmed):
             return
@@ -125,7 +123,7 @@ class _NotebookTrials:
         self._bar.draw(over, elapsed, left, self._under_way.values())
 
 
-def _line(study: str, found: Found) -> dict[str, Any]:
+def _line(study: str, found: StudyResult) -> dict[str, Any]:
     objectives = found.record.budget.objectives
     defaults = found.defaults or [float("nan")] * len(objectives)
     scores: dict[str, float] = {}

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import optuna
-from optuna.storages import RDBStorage
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.core.errors import FedbenchError, unknown_name
@@ -28,10 +28,6 @@ DRAWN = "drawn"
 """User attribute of a trial that has all its values."""
 DEFAULTS = "defaults"
 """User attribute of the trial with the suite's own values."""
-DEATHS = "deaths"
-"""User attribute of a trial that is tried again: the numbers under which its process died."""
-RETRIES = 3
-"""How often values are tried again whose process died: some need more memory than there is, and must come to an end."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Budget:
     validation: float = 0.2
     """Share of the training data that is scored."""
     runoff: tuple[int, ...] = ()
-    """Seeds on which the best trials are run as well, to choose among them; see `fedbench.tuning.nested`."""
+    """Seeds on which the best trials are run as well, to choose among them; see `fedbench.tuning.results`."""
     confirming: tuple[int, ...] = ()
     """Seeds that choose nothing: on these the chosen trial is run in the end."""
 
@@ -143,37 +139,23 @@ def open_study(storage: RDBStorage, record: Record, defaults: Mapping[str, Any])
     return study
 
 
-def try_again(study: optuna.Study, dead: FrozenTrial) -> FrozenTrial:
-    """Queue a trial whose process died once more, in its place; after `RETRIES` it counts as pruned, with the reason.
+def try_again(study: optuna.Study, dead: FrozenTrial) -> None:
+    """Queue a trial whose command died once more, in its place.
 
     One that had not all its values is drawn anew: by its place, so that they are the same if the trials before it are.
     """
-    kept = {name: dead.user_attrs[name] for name in (PLACE, DEFAULTS, DEATHS) if name in dead.user_attrs}
-    fixed = {name: value for name, value in dead.system_attrs.items() if name == "fixed_params"}
-    if not dead.user_attrs.get(DRAWN):
-        return _added(study, optuna.create_trial(state=TrialState.WAITING, user_attrs=kept, system_attrs=fixed))
-    deaths = [*kept.get(DEATHS, ()), dead.number]
-    kept |= {DRAWN: True, DEATHS: deaths}
-    state = TrialState.WAITING
-    if len(deaths) > RETRIES:
-        state = TrialState.PRUNED
-        kept["reason"] = f"its process died {len(deaths)} times; is there too little memory for these values?"
-    again = optuna.create_trial(
-        state=state, params=dead.params, distributions=dead.distributions, user_attrs=kept, system_attrs=fixed
-    )
-    return _added(study, again)
-
-
-def _added(study: optuna.Study, trial: FrozenTrial) -> FrozenTrial:
-    study.add_trial(trial)
-    # `add_trial` does not tell under which number
-    return next(t for t in reversed(study.get_trials(deepcopy=False)) if t.user_attrs == trial.user_attrs)
+    dead.user_attrs = {name: dead.user_attrs[name] for name in (PLACE, DEFAULTS, DRAWN) if name in dead.user_attrs}
+    # not what the pruner has noted of it
+    dead.system_attrs = {k: v for k, v in dead.system_attrs.items() if k in ("fixed_params", "retry_history")}
+    if DRAWN not in dead.user_attrs:
+        dead.params, dead.distributions = {}, {}
+    RetryHeartbeatStaleTrialCallback()(study, dead)
 
 
 def counted(study: optuna.Study, before: int | None = None) -> list[FrozenTrial]:
     """The trials that use up the budget, those with a number under ``before`` only: all but failed ones.
 
-    A trial fails when its process dies, which queues it once more, or when the budget turns out to be spent.
+    A trial fails when its command dies, which queues it once more, or when the budget turns out to be spent.
     """
     trials = study.get_trials(deepcopy=False, states=COUNTED)
     return [trial for trial in trials if before is None or trial.number < before]

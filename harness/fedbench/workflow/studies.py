@@ -1,27 +1,35 @@
-"""What tuning is to search: conditions, rows and their studies, checked before anything is trained."""
+"""Studies: their conditions and rows, checked before anything is trained; and carrying them out."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+
+from optuna.exceptions import StorageInternalError
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.provenance import commit, versions
 from fedbench.plugins.run_code import Codes
+from fedbench.runs.engines import Engine
+from fedbench.runs.engines.engine import InProcess, Processes, default_workers
 from fedbench.runs.job import run_rounds
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
+from fedbench.tracking.recording import HURRY
 from fedbench.tracking.schema import METHOD_CODE, store_uri
 from fedbench.tracking.tags import code_tags
 from fedbench.tuning.objectives import Objective
-from fedbench.tuning.space import restricted, space_of
-from fedbench.tuning.storage import storage_url
-from fedbench.tuning.studies import Budget, Record
+from fedbench.tuning.results import StudyResult, result_of
+from fedbench.tuning.search import RunBroke, Search, TrialEvent
+from fedbench.tuning.space import defaults_of, restricted, space_of
+from fedbench.tuning.storage import open_storage, storage_url
+from fedbench.tuning.studies import Budget, Record, open_study
+from fedbench.tuning.tracking import TrialTracking
 from fedbench.tuning.trial import PRUNERS, Tuned, trial_specs
 from fedbench.workflow import plan
 from fedbench.workflow.screen import Screen
-from fedbench.workflow.selection import Selection, command_line
+from fedbench.workflow.selection import Place, Selection, command_line
 
 SEEDS = 3
 """On which trials run by default: what is best on one seed need not be on others."""
@@ -239,3 +247,72 @@ def _check_objectives(specs: Sequence[RunSpec], budget: Budget, settings: Settin
         first.close()
         for metric in budget.objectives:
             Objective(metric).check(metrics)
+
+
+@dataclass(frozen=True)
+class SearchFailure:
+    """An error that is no trial's outcome. ``details`` is the traceback, empty for bad input."""
+
+    reason: str
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What became of studies."""
+
+    results: tuple[StudyResult, ...]
+    failures: tuple[SearchFailure, ...]
+
+
+def search(
+    planned: Planned, settings: Settings, place: Place, on_event: Callable[[TrialEvent], None]
+) -> Searched | None:
+    """Open or resume the studies and run their trials; None where Ctrl-C stopped it, which leaves what is finished."""
+    HURRY.clear()
+    engine = _engine(planned, settings, place)
+    try:
+        (url, uri), records = planned.databases, planned.records
+        storage = open_storage(url, create=True)
+        studies = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in records]
+        tracking = TrialTracking(uri, records[0][1].suite)
+        trials = Search(url, [row for row, _ in records], engine, tracking, on_event)
+        failures = _failures(trials)
+    except KeyboardInterrupt:
+        return None
+    finally:
+        engine.close()
+    results = tuple(result for result in map(result_of, studies) if result is not None)
+    for study in studies:
+        tracking.finished(study)
+    if len(results) < len(studies):
+        failures.append(SearchFailure(f"{len(studies) - len(results)} of the rows have no finished trial."))
+    return Searched(results, tuple(failures))
+
+
+def _failures(trials: Search) -> list[SearchFailure]:
+    """Carry out the trials; what stopped it."""
+    try:
+        trials.carry_out()
+    except FedbenchError as error:
+        return [SearchFailure(str(error))]
+    except RunBroke as broken:
+        return [SearchFailure(broken.reason, broken.details)]
+    except StorageInternalError as error:
+        reason = " ".join(str(error.__cause__ or error).partition("[SQL:")[0].split())[:300]
+        text = f"the studies' database can't be written: {reason} When it can, the same command goes on."
+        return [SearchFailure(text)]
+    return []
+
+
+def _engine(planned: Planned, settings: Settings, place: Place) -> Engine:
+    """Where trials are carried out. Raises FedbenchError where it is not available here."""
+    if place.engine == "in-process":
+        return InProcess(settings)
+    if place.engine == "processes":
+        return Processes(settings, place.workers or default_workers())
+    from fedbench.runs.engines.ray import RayCluster, check_device
+
+    for row, _ in planned.records:
+        check_device(row.spec, place.run_gpus)
+    return RayCluster(settings, place.ray_address, place.run_cpus, place.run_gpus, place.workers)

@@ -26,7 +26,7 @@ def study(
     from fedbench.tracking.databases import shown
     from fedbench.tracking.schema import store_uri
     from fedbench.tuning.figures import FEWEST, importances, write
-    from fedbench.tuning.found import found
+    from fedbench.tuning.results import result_of
     from fedbench.tuning.storage import open_storage, storage_url
     from fedbench.tuning.studies import record_of, studies_named
     from fedbench_boards.gaps import gaps
@@ -39,7 +39,7 @@ def study(
     if not studies:
         say(f"there are no studies in {shown(url)} yet; make one with `fedbench tune`.")
         return
-    results = [(record_of(study).title, found(study)) for study in studies]
+    results = [(record_of(study).title, result_of(study)) for study in studies]
     finished = [result for _, result in results if result is not None]
     show_found(finished)
     for title in (title for title, result in results if result is None):

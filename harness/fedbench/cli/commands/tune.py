@@ -99,7 +99,7 @@ def tune(
     over seeds; further seeds decide among the best trials and confirm the choice. Stopped or killed, the same command
     goes on; several at once share the work. fedbench run --tuned NAME then runs the best values.
     """
-    from fedbench.runs.engines import warm_up
+    from fedbench.runs.engines import ENGINES, warm_up
 
     warm_up()  # the processes of rows and trials import beside this one
     from fedbench.cli import tuning
@@ -108,7 +108,7 @@ def tune(
     from fedbench.workflow.studies import Wanted, planned
 
     place = Place(engine, workers, ray_address, run_cpus, run_gpus)
-    place.check(("processes", "ray"))
+    place.check(ENGINES)
     files, sets = plugin_files(plugin), all_assignments(assignment, further)
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), files)
     selection = Selection(suite, tuple(method or ()), (0,), sets, files, scale, tuple(setting or ()), tuple(on or ()))

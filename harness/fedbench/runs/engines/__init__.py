@@ -59,8 +59,11 @@ class Engine(Protocol):
         """Whether a run that was begun has a process by now, rather than a place in somebody's queue."""
         ...
 
-    def stop(self, spec: RunSpec) -> None:
-        """End a run that is under way, at once; there are no further events of it, and its slot is free again."""
+    def stop(self, spec: RunSpec, *, gently: bool = False) -> None:
+        """End a run that is under way; there are no further events of it, and its slot is free again.
+
+        Its process ends with it, but ``gently`` spares a process that can be had for another run within seconds.
+        """
         ...
 
     def close(self) -> None:

@@ -389,7 +389,7 @@ class RayCluster:
         """Whether a worker has taken the run; on a cluster that others use it may have to wait for one."""
         return any(task.place for task, its in self._runs.items() if its.run_id == spec.run_id)
 
-    def stop(self, spec: RunSpec) -> None:
+    def stop(self, spec: RunSpec, *, gently: bool = False) -> None:
         """End the process that has the run."""
         for task in [task for task, its in self._runs.items() if its.run_id == spec.run_id]:
             self._nodes.stop(task)
