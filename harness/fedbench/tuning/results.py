@@ -98,8 +98,8 @@ def finalists(study: optuna.Study) -> list[FrozenTrial]:
     record = record_of(study)
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     candidates = complete if len(record.budget.objectives) == 1 else study.best_trials
-    own = [trial for trial in candidates if "same_as" not in trial.user_attrs]
-    return sorted(own, key=lambda t: (_cost(record, t.values[0]), t.user_attrs.get(PLACE, t.number)))[:FINALISTS]
+    distinct = [trial for trial in candidates if "same_as" not in trial.user_attrs]
+    return sorted(distinct, key=lambda t: (_cost(record, t.values[0]), t.user_attrs.get(PLACE, t.number)))[:FINALISTS]
 
 
 def chosen(study: optuna.Study) -> FrozenTrial | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import optuna
-from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
+from optuna.exceptions import StorageInternalError, TrialPruned, UpdateFinishedTrialError
 from optuna.storages import fail_stale_trials
 from optuna.storages._heartbeat import BaseHeartbeatThread, get_heartbeat_thread
 from optuna.trial import FrozenTrial, TrialState
@@ -79,10 +79,10 @@ class Confirmed:
 TrialEvent = TrialBegan | TrialEnded | Confirmed
 
 
-class RunBroke(Exception):
-    """A run of a trial met an error that is no outcome: ``reason`` on one line, and the traceback as ``details``."""
+class SearchFailed(Exception):
+    """An error that is no trial's outcome: ``reason`` in words, ``details`` the traceback, empty for bad input."""
 
-    def __init__(self, reason: str, details: str) -> None:
+    def __init__(self, reason: str, details: str = "") -> None:
         super().__init__(reason, details)
         self.reason = reason
         self.details = details
@@ -161,7 +161,7 @@ class _UnderWay:
         elif isinstance(event, RunFailed) and event.is_unworkable:
             self.reports.run_failed(event.spec, event.reason)
         elif isinstance(event, RunFailed):
-            raise RunBroke(event.reason, event.details) if event.details else FedbenchError(event.reason)
+            raise SearchFailed(event.reason, event.details)
         return ()
 
 
@@ -190,7 +190,11 @@ class Search:
         self._look_again = 0.0
 
     def carry_out(self) -> None:
-        """Carry out trials, and runs on further seeds, until there are none left, here or in other commands."""
+        """Carry out trials, and runs on further seeds, until there are none left, here or in other commands.
+
+        Raises SearchFailed for errors that are no trial's outcome.
+        """
+        HURRY.clear()
         try:
             while True:
                 for event in self._schedule.events():
@@ -201,6 +205,12 @@ class Search:
         except KeyboardInterrupt:
             HURRY.set()
             raise
+        except FedbenchError as error:
+            raise SearchFailed(str(error)) from error
+        except StorageInternalError as error:
+            reason = " ".join(str(error.__cause__ or error).partition("[SQL:")[0].split())[:300]
+            text = f"the studies' database can't be written: {reason} When it can, the same command goes on."
+            raise SearchFailed(text) from error
         finally:
             self._engine.close()
             self._hand_back()
@@ -288,7 +298,7 @@ class Search:
                 values = under.hear(event)
             except (TrialPruned, Unworkable) as error:
                 reason = str(error)
-            except (FedbenchError, RunBroke):
+            except (FedbenchError, SearchFailed):
                 if under.run is None:
                     self._tracking.stopped(under.trial, "FAILED")
                 self._over(under, TrialState.FAIL)

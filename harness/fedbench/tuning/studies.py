@@ -102,7 +102,7 @@ class Record:
 
 
 def record_of(study: optuna.Study) -> Record:
-    """What was written down when ``study`` was made."""
+    """What was written down when ``study`` was created."""
     content: dict[str, Any] = json.loads(study.user_attrs[_RECORD])
     spent: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content["budget"].items()}
     content |= {"budget": Budget(**spent), "space": tuple(content["space"])}
@@ -116,7 +116,7 @@ def record_of(study: optuna.Study) -> Record:
 
 
 def open_study(storage: RDBStorage, record: Record, defaults: Mapping[str, Any]) -> optuna.Study:
-    """The study of ``record``, made if it is new, with ``defaults`` as its first trial; more trials extend an old one.
+    """The study of ``record``, created if new, with ``defaults`` as its first trial; more trials extend an old one.
 
     Raises FedbenchError where a study of that name was made under other conditions, or a row's of the same tuning with
     another budget.
@@ -184,33 +184,36 @@ def flat_settings(content: Mapping[str, object], head: str = "") -> dict[str, ob
 
 def _refuse_other_budget(old: Record, new: Record) -> None:
     """Rows of one tuning differ in the number of trials at most, and where they do, tables say so."""
-    if old.name != new.name:
-        return
-    for name, before in asdict(old.budget).items():
-        now = getattr(new.budget, name)
-        if name != "trials" and before != now:
-            raise FedbenchError(
-                f"in the study {old.name!r} {old.title!r} was tuned with another {name} ({before}, now {now}); methods "
-                f"are compared under an equal budget: start a new study with --study NAME{_same_seeds(old, name)}."
-            )
+    differing = _other_budget(old, new) if old.name == new.name else []
+    for name, before, now in differing:
+        raise FedbenchError(
+            f"in the study {old.name!r} {old.title!r} was tuned with another {name} ({before}, now {now}); methods "
+            f"are compared under an equal budget: start a new study with --study NAME{_same_seeds(old, name)}."
+        )
 
 
 def _refuse_other_conditions(old: Record, new: Record) -> None:
     hashes = ("code_hash", "data_hash", "weights_hash")
-    differing = [(name, getattr(old, name)[:8], getattr(new, name)[:8]) for name in hashes]
-    differing.append(("space", json.dumps(list(old.space)), json.dumps(list(new.space))))
-    differing += [
-        (name, str(v), str(getattr(new.budget, name))) for name, v in asdict(old.budget).items() if name != "trials"
+    now = flat_settings(new.spec)
+    differing = [
+        *((name, getattr(old, name)[:8], getattr(new, name)[:8]) for name in hashes),
+        ("space", json.dumps(list(old.space)), json.dumps(list(new.space))),
+        *_other_budget(old, new),
+        *((key, str(value), str(now.get(key))) for key, value in flat_settings(old.spec).items()),
     ]
-    current = flat_settings(new.spec)
-    differing += [(key, str(value), str(current.get(key))) for key, value in flat_settings(old.spec).items()]
-    for name, before, now in differing:
-        if before != now:
+    for name, before, after in differing:
+        if before != after:
             raise FedbenchError(
-                f"the study {old.study_name!r} was made with another {name} ({before[:80]}, now {now[:80]}); trials "
+                f"the study {old.study_name!r} was made with another {name} ({before[:80]}, now {after[:80]}); trials "
                 "under different conditions don't compare: start a new study with --study "
                 f"NAME{_same_seeds(old, name)}."
             )
+
+
+def _other_budget(old: Record, new: Record) -> list[tuple[str, str, str]]:
+    """What differs between the budgets, but for the number of trials, with its values."""
+    both = [(name, before, getattr(new.budget, name)) for name, before in asdict(old.budget).items()]
+    return [(name, str(before), str(now)) for name, before, now in both if name != "trials" and before != now]
 
 
 def _same_seeds(old: Record, name: str) -> str:

@@ -48,16 +48,16 @@ def study(
     if name is not None:
         if every:
             show_gaps(every)
-        made = table("row", "hyper-parameter", "importance", right=("importance",))
+        lines = table("row", "hyper-parameter", "importance", right=("importance",))
         too_few: list[str] = []
         for study in studies:
             shares = importances(study)
             if not shares:
                 too_few.append(record_of(study).title)
             for position, (key, share) in enumerate(shares.items()):
-                made.add_row(*map(cell, ("" if position else record_of(study).title, key, f"{share:.2f}")))
-        if made.row_count:
-            console().print(made)
+                lines.add_row(*map(cell, ("" if position else record_of(study).title, key, f"{share:.2f}")))
+        if lines.row_count:
+            console().print(lines)
             say("importance: share of the objective's variance that the value explains (PED-ANOVA)", style="dim")
         for title in too_few:
             say(f"{title}: fewer than {FEWEST} complete trials that differ, too few for an importance", style="dim")

@@ -61,7 +61,7 @@ _Study = Annotated[str, typer.Option(metavar="NAME", help="Name of the study; by
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be searched; train nothing.")]
 _Workers = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", metavar="INT", help="Trials at the same time; by default one a core.", min=1),
+    typer.Option("--jobs", "-j", metavar="INT", help="Runs of trials at the same time; by default one a core.", min=1),
 ]
 
 
@@ -114,12 +114,12 @@ def tune(
     selection = Selection(suite, tuple(method or ()), (0,), sets, files, scale, tuple(setting or ()), tuple(on or ()))
     searched, seeds = tuple(param or ()), tuple(seed or ())
     wanted = Wanted(trials, tuple(objective or ()), seeds, searched, pruner, validation, study, confirm)
-    found = planned(selection, wanted, settings, store, storage, Terminal())
+    plan = planned(selection, wanted, settings, store, storage, Terminal())
     if dry_run:
-        tuning.show_space(found.records)
+        tuning.show_space(plan.records)
     else:
-        code = tuning.carry_out(found, settings, place)
+        code = tuning.carry_out(plan, settings, place)
         if code:
             raise typer.Exit(code)
-        tuning.show_next_steps(found.name, selection, store, storage)
-    raise typer.Exit(tuning.FAILED if found.has_failed else 0)
+        tuning.show_next_steps(plan.name, selection, store, storage)
+    raise typer.Exit(tuning.FAILED if plan.has_failed else 0)

@@ -1,4 +1,4 @@
-"""Processes that carry out one piece of work after another: runs, looks at runs, trials.
+"""Processes that carry out one piece of work after another: runs, looks at runs.
 
 A worker keeps what it has imported and loaded, so that a run of the same data and backbone begins at once. The next
 piece of work gets a new worker after work that failed, work with a plug-in that does not come with fedbench, work that
@@ -8,7 +8,6 @@ running ends with it.
 
 from __future__ import annotations
 
-import atexit
 import contextvars
 import ctypes
 import logging
@@ -23,10 +22,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -81,21 +79,13 @@ class Worker:
     """One piece of work at a time, in a process that is there for further ones while `can_begin`.
 
     ``memory`` is how many bytes it may take beyond an idle process, with data and backbone; more is a MemoryError.
-    ``fork_without`` has it forked from this very process, where the system can: that spares the server of forks. It
-    does not keep those connections of this process, which must have a single thread.
     """
 
-    def __init__(
-        self, settings: Settings, memory: int | None = None, fork_without: Sequence[Connection] | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, memory: int | None = None) -> None:
         """Raises OSError or EOFError where no further process can be started."""
-        is_own_fork = fork_without is not None and "fork" in multiprocessing.get_all_start_methods()
-        chosen: Any = multiprocessing.get_context("fork") if is_own_fork else context()
+        chosen = context()
         self._pipe, there = chosen.Pipe()
-        inherited = (self._pipe, *(fork_without or ())) if is_own_fork else ()
-        self._process: BaseProcess = chosen.Process(
-            target=_serve, args=(there, settings, memory, inherited), daemon=True
-        )
+        self._process: BaseProcess = chosen.Process(target=_serve, args=(there, settings, memory), daemon=True)
         with there, without_main():  # closed here: else the end of the process would go unnoticed
             self._process.start()
         self._is_leaving = False
@@ -162,11 +152,11 @@ class Worker:
 
 
 class Apart:
-    """One piece of work after another; ``worker`` does them as long as it can, and after it new ones."""
+    """One piece of work after another, in one worker as long as it can, and after it in new ones."""
 
-    def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._worker = worker
+        self._worker: Worker | None = None
 
     def carry_out(self, work: Work, on_event: Callable[[Any], None]) -> int | None:
         """Call ``on_event`` with what the work emits, in order; the exit code of its process, negative for a signal.
@@ -215,91 +205,6 @@ class Notice:
     """The traceback of an error that the work itself did not answer for."""
 
 
-class Workers(Protocol):
-    """Processes, here or on a cluster, that carry out tasks side by side."""
-
-    def slots(self) -> int:
-        """How many tasks there may be at the same time."""
-        ...
-
-    def wait(self, seconds: float) -> list[Notice]:
-        """What has happened since the last call; waits up to ``seconds`` for something."""
-        ...
-
-    def stop(self, task: Any) -> None:
-        """End a task's process; there is no further notice of it."""
-        ...
-
-
-class LocalWorkers:
-    """Up to ``most`` processes on this machine that each have a worker of their own. They end with this one.
-
-    A cluster has some of the same interface (`fedbench.runs.engines.ray`), so that one supervisor serves both.
-    """
-
-    def __init__(self, settings: Settings, most: int) -> None:
-        self._settings = settings
-        self._most = most
-        self._context = context()
-        # a pipe for each: one that is killed while it writes holds nobody else up
-        self._processes: dict[Connection, BaseProcess] = {}
-        atexit.register(self.close)  # multiprocessing would wait for them where nobody has closed this
-
-    def slots(self) -> int:
-        """``most``."""
-        return self._most
-
-    def begin(self, body: Callable[..., None], *arguments: Any) -> Connection:
-        """Call ``body(*arguments, worker, emit)`` in a new process; ``worker`` is its `Worker`. The task."""
-        here, there = self._context.Pipe(duplex=False)
-        # as bytes, since what unpickling imports must not be imported when the worker begins
-        pickled = pickle.dumps(partial(body, *arguments))
-        # not a daemon, which may have no children
-        process = self._context.Process(target=_begin, args=(self._settings, pickled, there))
-        with there, without_main():
-            process.start()
-        self._processes[here] = process
-        return here
-
-    def wait(self, seconds: float) -> list[Notice]:
-        """The next event of each process, or its end."""
-        ready = wait(list(self._processes), seconds)
-        return [self._look(task) for task in list(self._processes) if task in ready]
-
-    def stop(self, task: Connection) -> None:
-        """Terminate the task's process."""
-        process = self._processes.pop(task, None)
-        if process is not None:
-            process.terminate()
-            process.join()
-            task.close()
-
-    def close(self) -> None:
-        """Terminate all processes."""
-        atexit.unregister(self.close)
-        for process in self._processes.values():
-            process.terminate()
-        for task in list(self._processes):
-            self.stop(task)
-
-    def _look(self, task: Connection) -> Notice:
-        try:
-            return Notice(task, (task.recv(),))
-        except (EOFError, OSError):
-            process = self._processes.pop(task)
-            process.join()
-            task.close()
-            return Notice(task, is_over=True, lost=exit_text(process.exitcode) if process.exitcode else "")
-
-
-def _begin(settings: Settings, pickled: bytes, events: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # before the imports that unpickling brings, and before any thread: neither belongs in a process that is forked
-    worker = Worker(settings, fork_without=(events,))
-    quiet_worker()
-    pickle.loads(pickled)(worker, events.send)
-
-
 def last_line(trace: str) -> str:
     """The message of an error, of its traceback."""
     return next((line.strip() for line in reversed(trace.splitlines()) if line.strip()), "an error without words")
@@ -318,10 +223,8 @@ class Stopped(BaseException):
     """Raised in work that is to be left."""
 
 
-def _serve(pipe: Connection, settings: Settings, memory: int | None, inherited: Sequence[Connection]) -> None:
+def _serve(pipe: Connection, settings: Settings, memory: int | None) -> None:
     """What a worker does until its parent is gone or it has to be replaced."""
-    for end in inherited:  # held open here, it would hide that the parent is gone
-        end.close()
     quiet_worker()
     adopt_what_is_left()
     sys.breakpointhook = _refuse_breakpoint
