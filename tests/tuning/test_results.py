@@ -368,14 +368,14 @@ def test_tuning_looks_at_no_seed_of_the_suite() -> None:
 
 
 def test_names_and_places_that_are_not_there_are_told(tmp_path: Path) -> None:
-    url = toys.url_of(tmp_path)
+    folder = tmp_path / "toy"
     with pytest.raises(FedbenchError, match="there are no studies"):
-        best_of(url, "toy")
-    with_trials(tmp_path, [(0.01, 0.0, TrialState.PRUNED)])
+        best_of(url_of(folder), "toy")
+    with_trials(folder, [(0.01, 0.0, TrialState.PRUNED)])
     with pytest.raises(FedbenchError, match="'toi'.*toy"):
-        best_of(url, "toi")
+        best_of(url_of(folder), "toi")
     with pytest.raises(FedbenchError, match="no finished trial"):
-        best_of(url, "toy")
+        best_of(url_of(folder), "toy")
     with pytest.raises(FedbenchError, match="--storage"):
         storage_url(None, "http://127.0.0.1:5000")
     assert storage_url("postgresql://x/y", "http://a") == "postgresql://x/y"
@@ -453,7 +453,7 @@ def test_a_number_of_seeds_that_is_none_is_refused(confirm: Any) -> None:
 # --- the gap
 
 
-def tested(seed: int, accuracy: float) -> dict[str, Any]:
+def line_of(seed: int, accuracy: float) -> dict[str, Any]:
     """A line of the store: a run with the values of trial 1."""
     spec = rows()[1]
     params = DEFAULTS | flat_params(spec)
@@ -483,7 +483,7 @@ def test_the_gap_is_validation_minus_test_over_the_runs_with_the_chosen_values(
 ) -> None:
     _, record = recorded(rows()[1], nested(2))
     result = StudyResult(record, {"fedprox.mu": 1.0}, 1, (66.0,), (61.0,), {"complete": 2}, True, confirmed=(58.5,))
-    runs = pd.DataFrame([tested(0, 50.0), tested(4, 55.0), tested(1, 0.0) | other])
+    runs = pd.DataFrame([line_of(0, 50.0), line_of(4, 55.0), line_of(1, 0.0) | other])
     gap = gap_of(result, runs)
     assert (gap.validation, gap.confirmation, gap.test, gap.seeds, gap.gap) == (66.0, 58.5, 52.5, (0, 4), 13.5)
     table = pd.read_csv(write([gap], tmp_path))
