@@ -15,8 +15,8 @@ from fedbench.core.files import csv_text, replacing
 from fedbench.core.spec import BUDGET, RunSpec
 from fedbench.tracking.schema import FINAL
 from fedbench.tracking.tags import DEFAULTS, flat_params
-from fedbench.tuning.found import Found
 from fedbench.tuning.objectives import Objective
+from fedbench.tuning.results import StudyResult
 from fedbench.tuning.studies import Record
 from fedbench_boards.leaderboard.results import load_results
 
@@ -46,7 +46,7 @@ class Gap:
         return self.validation - self.test
 
 
-def gaps(results: Sequence[Found], store: str) -> list[Gap]:
+def gaps(results: Sequence[StudyResult], store: str) -> list[Gap]:
     """The gap of each study; ``store`` is the tracking URI of the runs, which may have none of them."""
     frames: dict[str, pd.DataFrame] = {}
     for result in results:
@@ -59,7 +59,7 @@ def gaps(results: Sequence[Found], store: str) -> list[Gap]:
     return [gap_of(result, frames[result.record.suite]) for result in results]
 
 
-def gap_of(result: Found, runs: pd.DataFrame) -> Gap:
+def gap_of(result: StudyResult, runs: pd.DataFrame) -> Gap:
     """The gap of a study; ``runs`` are those of its suite, a line each, as `load_results` gives them."""
     record, (metric, *_) = result.record, result.record.budget.objectives
     known = Gap(

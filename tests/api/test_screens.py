@@ -11,9 +11,9 @@ from fedbench.core.records import RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.python import tuning
 from fedbench.python.screens import NotebookProgress, screen_for
+from fedbench.tuning.search import TrialBegan, TrialEnded
 from fedbench.tuning.trial import Tuned
-from fedbench.tuning.worker import TrialBegan, TrialEnded
-from fedbench.workflow.searching import Searched
+from fedbench.workflow.studies import Searched
 
 
 @pytest.fixture

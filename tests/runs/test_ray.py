@@ -12,14 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from optuna.trial import TrialState
 
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
@@ -33,14 +31,9 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
-from fedbench.tracking.schema import store_uri
-from fedbench.tuning.on_ray import RayNodes, check_reach, tune_on
-from fedbench.tuning.space import defaults_of, space_of
-from fedbench.tuning.storage import open_storage, storage_url
-from fedbench.tuning.studies import Budget, Record, open_study
-from fedbench.tuning.trial import Tuned
-from fedbench.tuning.worker import Job, TrialBegan, TrialEnded, WorkerFailed, work
+from fedbench.tuning.search import TrialBegan, TrialEnded
 from tests.runs.kit import outcomes
+from tests.tuning.toys import budget, by_place, opened, recorded, search
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party_package" / "example_median.py"
 SUITE = """
@@ -294,71 +287,31 @@ def test_a_run_on_a_gpu_needs_one_set_aside_for_it(settings: Settings) -> None:
         check_device(spec.model_copy(update={"device": "cuda:1"}), 1)
 
 
-class _Machines:
-    """Nodes of a cluster by their addresses alone."""
-
-    def __init__(self, here: str, *there: str) -> None:
-        self.here = here
-        self._there = set(there)
-
-    def machines(self) -> set[str]:
-        return self._there
-
-
-def test_tuning_on_several_machines_needs_databases_that_all_reach() -> None:
-    server, database = "http://host:5000", "postgresql://host/studies"
-    check_reach(_Machines("a", "a"), "sqlite:////x/studies.db", "sqlite:////x/mlflow.db")  # type: ignore[arg-type]
-    check_reach(_Machines("a", "a", "b"), database, server)  # type: ignore[arg-type]
-    with pytest.raises(FedbenchError, match="2 machines .*--storage .*postgresql"):
-        # this machine may have no part in the work, and yet holds the file
-        check_reach(_Machines("a", "b"), "sqlite:////x/studies.db", server)  # type: ignore[arg-type]
-    with pytest.raises(FedbenchError, match="--store .*MLflow server"):
-        check_reach(_Machines("a", "b"), database, "sqlite:////x/mlflow.db")  # type: ignore[arg-type]
-
-
-# --- tuning
-
-
-def job_of(folder: Path, settings: Settings, trials: int) -> tuple[Job, Any]:
-    (spec,) = specs_of(settings, methods=("waiting",), seeds=(0,))
-    budget = Budget(trials=trials, seeds=(5,), objectives=("global_accuracy",), pruner="none")
-    space = space_of(spec, settings.plugin_files)
-    record = Record(
-        **{"name": "toy", "suite": "ray", "scale": "", "setting": "", "row": spec.row, "title": spec.title},
-        **{"spec": spec.model_dump(mode="json"), "space": tuple(d.as_json() for d in space), "budget": budget},
-        **{"code_hash": "c", "data_hash": "d", "weights_hash": "w", "commit": ""},
-    )
-    uri = store_uri(str(folder))
-    url = storage_url(None, uri)
-    study = open_study(open_storage(url, create=True), record, defaults_of(spec, space))
-    return Job(url, (Tuned(spec, space, record.study_name),), settings, "ray", uri), study
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there_is_an_error(settings: Settings, address: str) -> None:
+    with pytest.raises(FedbenchError, match="ray start --head"):
+        RayCluster(settings, "127.0.0.1:1", 1, 0)
+    with pytest.raises(FedbenchError, match="client protocol"):
+        RayCluster(settings, "ray://127.0.0.1:10001", 1, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_trials_on_a_cluster_are_those_of_this_process_and_a_lost_worker_is_replaced(
+def test_trials_on_a_cluster_are_those_of_this_process_and_a_lost_run_is_begun_anew(
     address: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
-    here, alone = job_of(tmp_path / "here", settings, 2)
-    work(here, lambda event: None)
+    (spec,) = specs_of(settings, methods=("waiting",), seeds=(0,))
+    studied = recorded(spec, budget(2), plugins=settings.plugin_files)
+    (alone,), (study,) = opened(tmp_path / "here", studied), opened(tmp_path / "there", studied)
+    search(tmp_path / "here", settings, studied)
     if is_killed:
         monkeypatch.setenv("FEDBENCH_TEST_FOLDER", str(tmp_path))
-    there, study = job_of(tmp_path / "there", settings, 2)
 
-    def kill() -> None:
-        os.kill(int(wait_for(tmp_path / "process").split()[0]), signal.SIGKILL)
+        def kill() -> None:
+            os.kill(int(wait_for(tmp_path / "process").split()[0]), signal.SIGKILL)
 
-    if is_killed:
         threading.Thread(target=kill, daemon=True).start()
-    with closing(RayNodes(address, 1, 0, 1, settings.plugin_files)) as nodes:
-        events = list(tune_on(nodes, 1, there, 1))
-    assert [event for event in events if isinstance(event, WorkerFailed)] == []
-    assert len([event for event in events if isinstance(event, TrialEnded)]) == 2
-    # the one that was killed is begun anew
-    assert len([event for event in events if isinstance(event, TrialBegan)]) == 2 + is_killed
-    measured = [
-        [(trial.params, trial.values) for trial in of.trials if trial.state is TrialState.COMPLETE]
-        for of in (alone, study)
-    ]
-    assert len(measured[0]) == 2
-    assert sorted(measured[1], key=repr) == sorted(measured[0], key=repr)
+    events = search(tmp_path / "there", settings, studied, engine=RayCluster(settings, address, 1, 0, 1))
+    assert [type(event) for event in events] == [TrialBegan, TrialEnded] * 2
+    assert len(by_place(alone)) == 2
+    assert by_place(study) == by_place(alone)

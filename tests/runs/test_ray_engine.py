@@ -22,15 +22,10 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
-from fedbench.tracking.schema import store_uri
-from fedbench.tuning.on_ray import RayNodes, tune_on
-from fedbench.tuning.space import defaults_of, space_of
-from fedbench.tuning.storage import open_storage, storage_url
-from fedbench.tuning.studies import Budget, Record, open_study
-from fedbench.tuning.trial import Tuned
-from fedbench.tuning.worker import Job, TrialBegan, TrialEnded, WorkerFailed
+from fedbench.tuning.search import TrialBegan, TrialEnded
 from tests.runs.fake_ray import FakeRay, installed
 from tests.runs.kit import outcomes
+from tests.tuning.toys import budget, opened, recorded, search
 
 SUITE = """
 name: ray
@@ -148,23 +143,13 @@ def test_a_cluster_that_cannot_be_joined_or_would_be_open_to_others_is_refused(
         RayCluster(settings, "auto", 1, 0)
 
 
-def test_trials_are_taken_by_workers_and_one_that_is_lost_is_replaced(
+def test_a_trial_whose_run_is_lost_on_the_cluster_is_run_again(
     ray: FakeRay, settings: Settings, tmp_path: Path
 ) -> None:
-    (spec,) = specs_of(1)
-    space = space_of(spec, ())
-    record = Record(
-        **{"name": "toy", "suite": "ray", "scale": "", "setting": "", "row": spec.row, "title": spec.title},
-        **{"spec": spec.model_dump(mode="json"), "space": tuple(d.as_json() for d in space)},
-        **{"budget": Budget(trials=2, seeds=(5,), objectives=("global_accuracy",), pruner="none")},
-        **{"code_hash": "c", "data_hash": "d", "weights_hash": "w", "commit": ""},
-    )
-    uri = store_uri(str(tmp_path))
-    url = storage_url(None, uri)
-    study = open_study(open_storage(url, create=True), record, defaults_of(spec, space))
+    studied = recorded(specs_of(1)[0], budget(2))
+    (study,) = opened(tmp_path, studied)
     ray.lose("WorkerCrashedError")
-    with closing(RayNodes("auto", 1, 0, 1, ())) as held:
-        events = list(tune_on(held, 1, Job(url, (Tuned(spec, space, record.study_name),), settings, "ray", uri), 1))
-    assert [event for event in events if isinstance(event, WorkerFailed)] == []
-    assert [type(event) for event in events if isinstance(event, TrialBegan | TrialEnded)].count(TrialEnded) == 2
+    events = search(tmp_path, settings, studied, engine=RayCluster(settings, "auto", 1, 0, 1))
+    assert [type(event) for event in events] == [TrialBegan, TrialEnded] * 2
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 2
+    assert not ray.lost

@@ -12,15 +12,13 @@ from rich.text import Text
 from fedbench.cli.console import cell, complain, console, megabytes, resumable, say, table
 from fedbench.core.wording import counted
 from fedbench.runs.prepare import Settings
-from fedbench.tuning.found import Found
-from fedbench.tuning.further import Confirmed
+from fedbench.tuning.results import StudyResult
+from fedbench.tuning.search import Confirmed, TrialBegan, TrialEvent
 from fedbench.tuning.space import Dimension, defaults_of
 from fedbench.tuning.studies import Budget, Record
 from fedbench.tuning.trial import Tuned
-from fedbench.tuning.worker import Told, TrialBegan
-from fedbench.workflow.searching import search
 from fedbench.workflow.selection import Place, Selection, command_line
-from fedbench.workflow.studies import Planned
+from fedbench.workflow.studies import Planned, search
 from fedbench_boards.gaps import Gap
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
@@ -30,20 +28,14 @@ def show_space(records: Sequence[tuple[Tuned, Record]]) -> None:
     """The table of ``--dry-run``."""
     budget = records[0][1].budget
     say(f"{_studies(len(records), budget)}: {budget_text(budget)}")
-    made = table("row", "setting searched", "symbol", "from", "to", "scale", "the suite's", right=("from", "to"))
+    lines = table("row", "setting searched", "symbol", "from", "to", "scale", "the suite's", right=("from", "to"))
     for row, _ in records:
-        before = ""
         current = defaults_of(row.spec, row.space)
-        for dimension in row.space:
-            title = "" if row.spec.title == before else row.spec.title
-            before = row.spec.title
-            made.add_row(
-                *map(
-                    cell,
-                    (title, dimension.key, dimension.symbol, *_range(dimension), current.get(dimension.key, "-")),
-                )
-            )
-    console().print(made)
+        for number, dimension in enumerate(row.space):
+            title = "" if number else row.spec.title
+            value = current.get(dimension.key, "-")
+            lines.add_row(*map(cell, (title, dimension.key, dimension.symbol, *_range(dimension), value)))
+    console().print(lines)
     say("Nothing was run or stored.", style="dim")
 
 
@@ -93,27 +85,17 @@ def carry_out(planned: Planned, settings: Settings, place: Place) -> int:
     return FAILED if any(failure.details for failure in searched.failures) else 2
 
 
-def trial_line(budget: Budget, event: Told) -> Text:
+def trial_line(budget: Budget, event: TrialEvent) -> Text:
     """What became of a trial."""
-    if isinstance(event, Confirmed):
-        shown = objectives_text(budget, event.values) if event.values else event.reason.partition(":")[0][:80]
-        style = "green" if event.values else "yellow"
-        where = f"{event.step} on {_seeds(event.seeds)}"
-        return Text.assemble(("done  ", style), f"  {event.row.spec.title}  trial {event.number}  {where}: {shown}")
+    name = f"{event.row.spec.title}  trial {event.number}"
     if isinstance(event, TrialBegan):
-        return Text(f"start   {event.row.spec.title}  trial {event.number}  {values_text(event.values)}", "dim")
-    if event.values:
-        return Text.assemble(
-            ("done  ", "green"),
-            f"  {event.row.spec.title}  trial {event.number}  ",
-            objectives_text(budget, event.values),
-            f"  ({event.ended}/{event.budget})",
-        )
-    return Text.assemble(
-        ("pruned", "yellow"),
-        f"  {event.row.spec.title}  trial {event.number}  {event.reason.partition(':')[0][:80]}",
-        f"  ({event.ended}/{event.budget})",
-    )
+        return Text(f"start   {name}  {values_text(event.values)}", "dim")
+    shown = objectives_text(budget, event.values) if event.values else event.reason.partition(":")[0][:80]
+    style = "green" if event.values else "yellow"
+    if isinstance(event, Confirmed):
+        return Text.assemble(("done  ", style), f"  {name}  {event.step} on {_seeds(event.seeds)}: {shown}")
+    word = "done  " if event.values else "pruned"
+    return Text.assemble((word, style), f"  {name}  {shown}  ({event.ended}/{event.budget})")
 
 
 def values_text(values: Mapping[str, Any]) -> str:
@@ -123,8 +105,10 @@ def values_text(values: Mapping[str, Any]) -> str:
     )
 
 
-def objectives_text(budget: Budget, values: Sequence[float]) -> str:
-    """``63.1``, ``63.1 / 1.25 MB``: accuracies in percent, bytes in MB, seconds."""
+def objectives_text(budget: Budget, values: Sequence[float] | None) -> str:
+    """``63.1``, ``63.1 / 1.25 MB``: accuracies in percent, bytes in MB, seconds; ``-`` where there are none."""
+    if not values:
+        return "-"
     return " / ".join(_objective_text(metric, value) for metric, value in zip(budget.objectives, values, strict=True))
 
 
@@ -133,31 +117,24 @@ def _objective_text(metric: str, value: float) -> str:
     return f"{megabytes(value)} MB" if is_bytes else f"{value:.1f}" + (" s" if "seconds" in metric else "")
 
 
-def show_found(results: Sequence[Found]) -> None:
+def show_found(results: Sequence[StudyResult]) -> None:
     """A line a study: the chosen trial on validation data beside the suite's own values, and whether it is better."""
     numbers = ("the suite's", "best", *(["confirmed"] if any(result.confirmed for result in results) else []))
-    made = table("row", "objective", *numbers, "trials", "values", right=numbers)
+    lines = table("row", "objective", *numbers, "trials", "values", right=numbers)
     for result in results:
         budget = result.record.budget
-        before = "-" if result.defaults is None else objectives_text(budget, result.defaults)
-        trials = ", ".join(f"{count} {state}" for state, count in result.states.items())
-        values = values_text(result.values) if result.improved is not False else "the suite's"
-        made.add_row(
-            *map(
-                cell,
-                (
-                    result.record.title,
-                    " / ".join(budget.objectives),
-                    before,
-                    objectives_text(budget, result.best),
-                    *([_confirmed(result)] if "confirmed" in numbers else []),
-                    trials,
-                    values,
-                ),
-            )
-        )
+        cells = [
+            result.record.title,
+            " / ".join(budget.objectives),
+            objectives_text(budget, result.defaults),
+            objectives_text(budget, result.best),
+            *([objectives_text(budget, result.confirmed)] if "confirmed" in numbers else []),
+            ", ".join(f"{count} {state}" for state, count in result.states.items()),
+            values_text(result.values) if result.improved is not False else "the suite's",
+        ]
+        lines.add_row(*map(cell, cells))
     say("")
-    console().print(made)
+    console().print(lines)
     say("")
     for result in results:
         if len(result.record.budget.objectives) > 1:
@@ -168,30 +145,26 @@ def show_found(results: Sequence[Found]) -> None:
             say(f"{result.record.title}: the suite's own values did not get to an end, so there is nothing to compare.")
 
 
-def _confirmed(result: Found) -> str:
-    return objectives_text(result.record.budget, result.confirmed) if result.confirmed else "-"
-
-
-def _show_front(result: Found) -> None:
+def _show_front(result: StudyResult) -> None:
     """The trials that none beats in everything; the first is the one that --tuned takes."""
     objectives = result.record.budget.objectives
-    made = table("trial", *objectives, "values", right=("trial", *objectives))
+    lines = table("trial", *objectives, "values", right=("trial", *objectives))
     for number, values, drawn in result.front:
         shown = objectives_text(result.record.budget, values).split(" / ")
-        made.add_row(*map(cell, (number, *shown, values_text(drawn))))
+        lines.add_row(*map(cell, (number, *shown, values_text(drawn))))
     say(f"{result.record.title}: the Pareto front; --tuned takes trial {result.trial}, --set any other", style="dim")
-    console().print(made)
+    console().print(lines)
 
 
 def show_gaps(every: Sequence[Gap]) -> None:
     """A line a study: validation, confirmation and test of the chosen trial, and validation minus test."""
     numbers = ("validation", "confirmation", "test", "gap")
-    made = table("row", "objective", *numbers, right=numbers)
+    lines = table("row", "objective", *numbers, right=numbers)
     for gap in every:
         values = (gap.validation, gap.confirmation, gap.test)
         shown = ["-" if value is None else _objective_text(gap.objective, value) for value in values]
-        made.add_row(*map(cell, (gap.row, gap.objective, *shown, "-" if gap.gap is None else f"{gap.gap:+.1f}")))
-    console().print(made)
+        lines.add_row(*map(cell, (gap.row, gap.objective, *shown, "-" if gap.gap is None else f"{gap.gap:+.1f}")))
+    console().print(lines)
     say(
         "validation: on the seeds that chose the trial; confirmation: on seeds that chose nothing; test: mean of the "
         "store's runs with --tuned; gap: validation - test, in points",
@@ -201,7 +174,7 @@ def show_gaps(every: Sequence[Gap]) -> None:
 
 def show_next_steps(name: str, selection: Selection, store: str | None, storage: str | None) -> None:
     """What to do with a study."""
-    given = {"--store": store, "--storage": storage}
-    where = [word for option, value in given.items() if value for word in (option, value)]
+    places = {"--store": store, "--storage": storage}
+    where = [word for option, value in places.items() if value for word in (option, value)]
     say(f"run it       {command_line('run', replace(selection, seeds=(), tuned=name), *where, paths=True)}")
     say(f"look inside  {shlex.join(['fedbench', 'study', name, *where])}")

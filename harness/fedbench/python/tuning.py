@@ -16,13 +16,11 @@ from fedbench.core.wording import counted
 from fedbench.python.asking import Folder, Names, assignments, files, folders, names, numbers
 from fedbench.python.screens import CellBar, Notebook, screen_for
 from fedbench.runs.prepare import Settings
-from fedbench.tuning.found import Found
-from fedbench.tuning.further import Confirmed
-from fedbench.tuning.worker import Told, TrialBegan
+from fedbench.tuning.results import StudyResult
+from fedbench.tuning.search import Confirmed, TrialBegan, TrialEvent
 from fedbench.workflow.screen import Screen
-from fedbench.workflow.searching import search
 from fedbench.workflow.selection import Place, Selection
-from fedbench.workflow.studies import Planned, Wanted, planned
+from fedbench.workflow.studies import Planned, Wanted, planned, search
 
 
 def tune(
@@ -57,11 +55,11 @@ def tune(
     column for each value of the chosen trial. Trials are shown as they begin and end: a line each, in a notebook a bar.
     Raises FedbenchError for bad input before anything is run, and where no trial got to its end.
     """
-    screen, found = screen_for(progress), files(plugins)
+    screen, plugin_files = screen_for(progress), files(plugins)
     sets = assignments(set, settings)
-    selection = Selection(suite, methods, (0,), sets, found, scale, names(setting))
+    selection = Selection(suite, methods, (0,), sets, plugin_files, scale, names(setting))
     wanted = Wanted(trials, names(objective), numbers(seeds), names(params), pruner, validation, study, confirm)
-    at = Settings(*folders(data_dir, cache_dir), found)
+    at = Settings(*folders(data_dir, cache_dir), plugin_files)
     plan = planned(selection, wanted, at, _text(store), _text(storage), screen)
     place = Place("processes", jobs, "", 1.0, 0.0)
     with _shown(screen, plan) as show:
@@ -76,7 +74,7 @@ def tune(
 
 
 @contextmanager
-def _shown(screen: Screen, plan: Planned) -> Iterator[Callable[[Told], None]]:
+def _shown(screen: Screen, plan: Planned) -> Iterator[Callable[[TrialEvent], None]]:
     """What shows the trials as they begin and end: in a notebook a bar, else a line each."""
     if not isinstance(screen, Notebook):
         yield lambda event: screen.say(trial_line(plan.budget, event).plain)
@@ -99,7 +97,7 @@ class _NotebookTrials:
         self._under_way: dict[tuple[str, int], str] = {}
         self._draw()
 
-    def __call__(self, event: Told) -> None:
+    def __call__(self, event: TrialEvent) -> None:
         """A trial began or ended; the few further runs behind the trials are not shown."""
         if isinstance(event, Confirmed):
             return
@@ -125,16 +123,16 @@ class _NotebookTrials:
         self._bar.draw(over, elapsed, left, self._under_way.values())
 
 
-def _line(study: str, found: Found) -> dict[str, Any]:
-    objectives = found.record.budget.objectives
-    defaults = found.defaults or [float("nan")] * len(objectives)
+def _line(study: str, result: StudyResult) -> dict[str, Any]:
+    objectives = result.record.budget.objectives
+    defaults = result.defaults or [float("nan")] * len(objectives)
     scores: dict[str, float] = {}
-    confirmed = found.confirmed or [float("nan")] * len(objectives)
-    for metric, default, best, value in zip(objectives, defaults, found.best, confirmed, strict=True):
+    confirmed = result.confirmed or [float("nan")] * len(objectives)
+    for metric, default, best, value in zip(objectives, defaults, result.best, confirmed, strict=True):
         scores |= {f"{metric}_default": default, f"{metric}_best": best, f"{metric}_confirmed": value}
-    counts = {state: found.states.get(state, 0) for state in ("complete", "pruned")}
-    row = {"study": study, "row": found.record.title, **scores, "improved": found.improved, "trial": found.trial}
-    return {**row, **counts, **found.values}
+    counts = {state: result.states.get(state, 0) for state in ("complete", "pruned")}
+    row = {"study": study, "row": result.record.title, **scores, "improved": result.improved, "trial": result.trial}
+    return {**row, **counts, **result.values}
 
 
 def _text(given: Folder | None) -> str | None:

@@ -40,38 +40,33 @@ def _lower_is_better(study: optuna.Study) -> Callable[[FrozenTrial], float]:
 
 
 def write(study: optuna.Study, folder: Path) -> list[Path]:
-    """Write ``trials.csv`` and the figures as PNG into a folder of the study's own; what was written."""
+    """Write ``trials.csv`` and the figures as PNG into a folder that is named after the row; returns the files."""
     record = record_of(study)
-    own = folder / re.sub(r"[^\w.=-]+", "-", record.title).strip("-")
-    own.mkdir(parents=True, exist_ok=True)
+    target = folder / re.sub(r"[^\w.=-]+", "-", record.title).strip("-")
+    target.mkdir(parents=True, exist_ok=True)
     trials = study.trials_dataframe(attrs=("number", "value", "duration", "params", "user_attrs", "state"))
     # which machine and process ran it is of use while it runs
     trials = trials.drop(columns=["user_attrs_process"], errors="ignore")
-    written = [own / "trials.csv"]
+    written = [target / "trials.csv"]
     with replacing(written[0], "table of trials", "choose another --output") as temporary:
         temporary.write_text(csv_text(trials), encoding="utf-8")
     if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         return written
     metrics = record.budget.objectives
     named = f"{metrics[0]} on validation data"
-
-    def first(trial: FrozenTrial) -> float:
-        return float(trial.values[0])
-
+    options: dict[str, Any] = {"target": lambda trial: float(trial.values[0]), "target_name": named}
     figures: dict[str, Callable[[], Any]] = {
-        "slices": lambda: drawing.plot_slice(study, target=first, target_name=named),
-        "history": lambda: drawing.plot_optimization_history(study, target=first, target_name=named),
+        "slices": lambda: drawing.plot_slice(study, **options),
+        "history": lambda: drawing.plot_optimization_history(study, **options),
     }
     if importances(study):
-        figures["importances"] = lambda: drawing.plot_param_importances(
-            study, target=_lower_is_better(study), target_name=named
-        )
+        lower = _lower_is_better(study)
+        figures["importances"] = lambda: drawing.plot_param_importances(study, target=lower, target_name=named)
     if len(metrics) in (2, 3):
-        figures["pareto"] = lambda: drawing.plot_pareto_front(
-            study, target_names=[Objective(m).metric for m in metrics]
-        )
+        names = [Objective(metric).metric for metric in metrics]
+        figures["pareto"] = lambda: drawing.plot_pareto_front(study, target_names=names)
     for name, draw in figures.items():
-        written.append(own / f"{name}.png")
+        written.append(target / f"{name}.png")
         _save(draw, written[-1], record)
     return written
 

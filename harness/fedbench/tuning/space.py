@@ -60,9 +60,9 @@ def space_of(spec: RunSpec, plugin_files: Sequence[Path] = ()) -> tuple[Dimensio
         parameters = declared(find_method(method, plugin_files).Params)
         values = spec.params.get(method, {})
         on = {"", *(name for name, parameter in parameters.items() if parameter.hyper.is_on(values[name]))}
-        own = {name: parameter for name, parameter in parameters.items() if parameter.hyper.needs in on}
-        found = [_of_method(method, parameter, values[name]) for name, parameter in own.items()]
-        dimensions += [dimension for dimension in found if dimension is not None]
+        available = {name: parameter for name, parameter in parameters.items() if parameter.hyper.needs in on}
+        drawn = [_of_method(method, parameter, values[name]) for name, parameter in available.items()]
+        dimensions += [dimension for dimension in drawn if dimension is not None]
     current, searched = values_of(spec), {dimension.key for dimension in dimensions}
     # one that depends on what is neither searched nor set as it needs never has an effect
     dimensions = [d for d in dimensions if all(key in searched or current[key] in d.when[key] for key in d.when)]
@@ -84,8 +84,8 @@ def restricted(spaces: Sequence[tuple[Dimension, ...]], keys: Collection[str]) -
 
 def values_of(spec: RunSpec) -> dict[str, Any]:
     """Every setting that tuning could search, by key, with its value in ``spec``."""
-    own = {f"{method}.{name}": value for method, params in spec.params.items() for name, value in params.items()}
-    return {"lr": spec.training.lr, "weight_decay": spec.training.weight_decay, **own}
+    of_methods = {f"{method}.{name}": value for method, params in spec.params.items() for name, value in params.items()}
+    return {"lr": spec.training.lr, "weight_decay": spec.training.weight_decay, **of_methods}
 
 
 def defaults_of(spec: RunSpec, space: Sequence[Dimension]) -> dict[str, Any]:

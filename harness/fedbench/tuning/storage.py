@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, OptunaError
 from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import DateTime, Integer, column, event, func, select, table
+from optuna.trial import FrozenTrial
+from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.core.errors import FedbenchError
@@ -29,9 +28,6 @@ _TABLES = ("studies", "study_directions", "trials", "trial_params", "trial_value
 """Optuna's, of those that results are read from."""
 HEARTBEAT, GRACE = 2, 10
 """Seconds between a running trial's signs of life, and without one after which others take the trial over."""
-_LATE = 2 * HEARTBEAT + 1
-"""Seconds without a sign of life after which a trial's process may be dead."""
-_HEARTBEATS = table("trial_heartbeats", column("trial_id", Integer), column("heartbeat", DateTime))
 
 
 def storage_url(storage: str | None, store: str) -> str:
@@ -55,7 +51,7 @@ def storage_url(storage: str | None, store: str) -> str:
 def open_storage(
     url: str, *, create: bool, abandoned: Callable[[optuna.Study, FrozenTrial], None] | None = None
 ) -> RDBStorage:
-    """The database at ``url``; ``abandoned`` answers for trials whose process died, which have failed then.
+    """The database at ``url``; ``abandoned`` answers for trials whose command died, which have failed then.
 
     Raises FedbenchError where it is missing and not to be created, or cannot be used.
     """
@@ -86,48 +82,6 @@ def open_storage(
     if file is not None:
         _one_writer_at_a_time(storage)
     return storage
-
-
-class SignsOfLife:
-    """Of the trials that other processes run, as one worker sees them: whether one of those may be dead.
-
-    A trial that ran when the worker came must have shown a sign since; one that began later, none too long ago.
-    """
-
-    def __init__(self, storage: RDBStorage) -> None:
-        self._storage = storage
-        self._came = datetime.now()
-        self._first: dict[int, dict[int, datetime]] = {}
-        """By study, the last signs by trial when the worker came."""
-
-    def are_missing(self, study: optuna.Study) -> bool:
-        """Whether some running trial of ``study`` has shown no sign of life when it should have."""
-        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        shown, now = self._last([trial._trial_id for trial in running])
-        first = self._first.setdefault(study._study_id, shown)
-        missing = False
-        for trial in running:
-            number, began = trial._trial_id, trial.datetime_start or self._came
-            last = shown.get(number)
-            if last is None:
-                if began < max(self._came, datetime.now() - timedelta(seconds=_LATE)):
-                    # its process may have died before its first sign, and Optuna never gives up a trial without any
-                    self._storage.record_heartbeat(number)
-                    first[number] = self._last([number])[0][number]
-                    missing = True
-            elif last == first.get(number) or now - last > timedelta(seconds=_LATE):
-                missing = True
-        return missing
-
-    def _last(self, trials: Sequence[int]) -> tuple[dict[int, datetime], datetime]:
-        """The last signs of ``trials`` that have shown any, and now; both by the database's clock."""
-        if not trials:
-            return {}, self._came
-        query = select(_HEARTBEATS.c.trial_id, _HEARTBEATS.c.heartbeat, func.now())
-        with self._storage.engine.begin() as connection:
-            rows = connection.execute(query.where(_HEARTBEATS.c.trial_id.in_(trials))).all()
-        signs = {row[0]: row[1].replace(tzinfo=None) for row in rows}
-        return signs, rows[0][2].replace(tzinfo=None) if rows else self._came
 
 
 def _one_writer_at_a_time(storage: RDBStorage) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import optuna
-from optuna.storages import RDBStorage
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.core.errors import FedbenchError, unknown_name
@@ -28,10 +28,6 @@ DRAWN = "drawn"
 """User attribute of a trial that has all its values."""
 DEFAULTS = "defaults"
 """User attribute of the trial with the suite's own values."""
-DEATHS = "deaths"
-"""User attribute of a trial that is tried again: the numbers under which its process died."""
-RETRIES = 3
-"""How often values are tried again whose process died: some need more memory than there is, and must come to an end."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Budget:
     validation: float = 0.2
     """Share of the training data that is scored."""
     runoff: tuple[int, ...] = ()
-    """Seeds on which the best trials are run as well, to choose among them; see `fedbench.tuning.nested`."""
+    """Seeds on which the best trials are run as well, to choose among them; see `fedbench.tuning.results`."""
     confirming: tuple[int, ...] = ()
     """Seeds that choose nothing: on these the chosen trial is run in the end."""
 
@@ -106,7 +102,7 @@ class Record:
 
 
 def record_of(study: optuna.Study) -> Record:
-    """What was written down when ``study`` was made."""
+    """What was written down when ``study`` was created."""
     content: dict[str, Any] = json.loads(study.user_attrs[_RECORD])
     spent: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content["budget"].items()}
     content |= {"budget": Budget(**spent), "space": tuple(content["space"])}
@@ -120,7 +116,7 @@ def record_of(study: optuna.Study) -> Record:
 
 
 def open_study(storage: RDBStorage, record: Record, defaults: Mapping[str, Any]) -> optuna.Study:
-    """The study of ``record``, made if it is new, with ``defaults`` as its first trial; more trials extend an old one.
+    """The study of ``record``, created if new, with ``defaults`` as its first trial; more trials extend an old one.
 
     Raises FedbenchError where a study of that name was made under other conditions, or a row's of the same tuning with
     another budget.
@@ -143,37 +139,23 @@ def open_study(storage: RDBStorage, record: Record, defaults: Mapping[str, Any])
     return study
 
 
-def try_again(study: optuna.Study, dead: FrozenTrial) -> FrozenTrial:
-    """Queue a trial whose process died once more, in its place; after `RETRIES` it counts as pruned, with the reason.
+def try_again(study: optuna.Study, dead: FrozenTrial) -> None:
+    """Queue a trial whose command died once more, in its place.
 
     One that had not all its values is drawn anew: by its place, so that they are the same if the trials before it are.
     """
-    kept = {name: dead.user_attrs[name] for name in (PLACE, DEFAULTS, DEATHS) if name in dead.user_attrs}
-    fixed = {name: value for name, value in dead.system_attrs.items() if name == "fixed_params"}
-    if not dead.user_attrs.get(DRAWN):
-        return _added(study, optuna.create_trial(state=TrialState.WAITING, user_attrs=kept, system_attrs=fixed))
-    deaths = [*kept.get(DEATHS, ()), dead.number]
-    kept |= {DRAWN: True, DEATHS: deaths}
-    state = TrialState.WAITING
-    if len(deaths) > RETRIES:
-        state = TrialState.PRUNED
-        kept["reason"] = f"its process died {len(deaths)} times; is there too little memory for these values?"
-    again = optuna.create_trial(
-        state=state, params=dead.params, distributions=dead.distributions, user_attrs=kept, system_attrs=fixed
-    )
-    return _added(study, again)
-
-
-def _added(study: optuna.Study, trial: FrozenTrial) -> FrozenTrial:
-    study.add_trial(trial)
-    # `add_trial` does not tell under which number
-    return next(t for t in reversed(study.get_trials(deepcopy=False)) if t.user_attrs == trial.user_attrs)
+    dead.user_attrs = {name: dead.user_attrs[name] for name in (PLACE, DEFAULTS, DRAWN) if name in dead.user_attrs}
+    # not what the pruner has noted of it
+    dead.system_attrs = {k: v for k, v in dead.system_attrs.items() if k in ("fixed_params", "retry_history")}
+    if DRAWN not in dead.user_attrs:
+        dead.params, dead.distributions = {}, {}
+    RetryHeartbeatStaleTrialCallback()(study, dead)
 
 
 def counted(study: optuna.Study, before: int | None = None) -> list[FrozenTrial]:
     """The trials that use up the budget, those with a number under ``before`` only: all but failed ones.
 
-    A trial fails when its process dies, which queues it once more, or when the budget turns out to be spent.
+    A trial fails when its command dies, which queues it once more, or when the budget turns out to be spent.
     """
     trials = study.get_trials(deepcopy=False, states=COUNTED)
     return [trial for trial in trials if before is None or trial.number < before]
@@ -202,33 +184,36 @@ def flat_settings(content: Mapping[str, object], head: str = "") -> dict[str, ob
 
 def _refuse_other_budget(old: Record, new: Record) -> None:
     """Rows of one tuning differ in the number of trials at most, and where they do, tables say so."""
-    if old.name != new.name:
-        return
-    for name, before in asdict(old.budget).items():
-        now = getattr(new.budget, name)
-        if name != "trials" and before != now:
-            raise FedbenchError(
-                f"in the study {old.name!r} {old.title!r} was tuned with another {name} ({before}, now {now}); methods "
-                f"are compared under an equal budget: start a new study with --study NAME{_same_seeds(old, name)}."
-            )
+    differing = _other_budget(old, new) if old.name == new.name else []
+    for name, before, now in differing:
+        raise FedbenchError(
+            f"in the study {old.name!r} {old.title!r} was tuned with another {name} ({before}, now {now}); methods "
+            f"are compared under an equal budget: start a new study with --study NAME{_same_seeds(old, name)}."
+        )
 
 
 def _refuse_other_conditions(old: Record, new: Record) -> None:
     hashes = ("code_hash", "data_hash", "weights_hash")
-    differing = [(name, getattr(old, name)[:8], getattr(new, name)[:8]) for name in hashes]
-    differing.append(("space", json.dumps(list(old.space)), json.dumps(list(new.space))))
-    differing += [
-        (name, str(v), str(getattr(new.budget, name))) for name, v in asdict(old.budget).items() if name != "trials"
+    now = flat_settings(new.spec)
+    differing = [
+        *((name, getattr(old, name)[:8], getattr(new, name)[:8]) for name in hashes),
+        ("space", json.dumps(list(old.space)), json.dumps(list(new.space))),
+        *_other_budget(old, new),
+        *((key, str(value), str(now.get(key))) for key, value in flat_settings(old.spec).items()),
     ]
-    current = flat_settings(new.spec)
-    differing += [(key, str(value), str(current.get(key))) for key, value in flat_settings(old.spec).items()]
-    for name, before, now in differing:
-        if before != now:
+    for name, before, after in differing:
+        if before != after:
             raise FedbenchError(
-                f"the study {old.study_name!r} was made with another {name} ({before[:80]}, now {now[:80]}); trials "
+                f"the study {old.study_name!r} was made with another {name} ({before[:80]}, now {after[:80]}); trials "
                 "under different conditions don't compare: start a new study with --study "
                 f"NAME{_same_seeds(old, name)}."
             )
+
+
+def _other_budget(old: Record, new: Record) -> list[tuple[str, str, str]]:
+    """What differs between the budgets, but for the number of trials, with its values."""
+    both = [(name, before, getattr(new.budget, name)) for name, before in asdict(old.budget).items()]
+    return [(name, str(before), str(now)) for name, before, now in both if name != "trials" and before != now]
 
 
 def _same_seeds(old: Record, name: str) -> str:

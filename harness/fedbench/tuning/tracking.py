@@ -5,42 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from datetime import datetime, timedelta
-from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from fedbench.core.errors import FedbenchError
 from fedbench.tracking.databases import shown
-from fedbench.tracking.recording import (
-    COMMIT,
-    NOTE,
-    SOURCE,
-    Patience,
-    begin_run,
-    end_run,
-    log,
-    metrics_at,
-    patient,
-)
+from fedbench.tracking.recording import COMMIT, NOTE, SOURCE, Patience, begin_run, end_run, log, metrics_at, patient
 from fedbench.tracking.schema import METHOD_CODE, TUNING
 from fedbench.tracking.store import experiment_of, open_store
-from fedbench.tuning.found import found
-from fedbench.tuning.storage import GRACE
+from fedbench.tuning.results import result_of
 from fedbench.tuning.studies import DEFAULTS, Record, record_of
-
-# isort: split
-from mlflow.entities import Run
 
 _PATIENCE = 120.0
 """Seconds for which a store that can't be written is tried again."""
 _RUN = "mlflow_run"
 """User attribute of a trial: the id of its MLflow run."""
-_STUDY = "fedbench.study"
-_TRIAL = "fedbench.trial"
-_MANY = 50_000
-"""As many runs as MLflow gives at once; no study has more trials."""
 _NAME_HASH = "fedbench.study_hash"
 _VALIDATION = "validation/"
 """Prefix of everything measured in a trial, so that nobody takes it for a test result."""
@@ -57,115 +37,55 @@ class TrialTracking:
         self._experiment = experiment_of(client, uri, suite, TUNING)
         self._parents: dict[str, str] = {}
 
-    def began(self, trial: optuna.Trial, values: Mapping[str, Any]) -> None:
+    def began(self, trial: optuna.Trial, values: Mapping[str, object]) -> None:
         """A child run with the trial's values."""
-        trial.set_user_attr(_RUN, self._child(record_of(trial.study), trial, values))
+        record = record_of(trial.study)
+        tags = {"fedbench.kind": "trial", "fedbench.trial": str(trial.number), **_tags_of(record)}
+        name = f"trial {trial.number}" + (" · defaults" if trial.user_attrs.get(DEFAULTS) else "")
+        run = begin_run(self._client, self._experiment, name, tags, self._parent(record))
+        trial.set_user_attr(_RUN, run)
+        log(self._client, run, params={key: str(value) for key, value in values.items()})
 
-    def measured(self, trial: optuna.Trial, by_round: Mapping[int, Mapping[str, float]]) -> None:
-        """The trial's metrics by round, means over seeds, all of them on validation data."""
+    def ended(
+        self, trial: optuna.Trial, values: tuple[float, ...], reason: str, by_round: Mapping[int, Mapping[str, float]]
+    ) -> None:
+        """The child run ends: metrics by round, means over seeds, and the objectives, or why the trial was pruned."""
+        run, attributes, objectives = trial.user_attrs[_RUN], trial.user_attrs, record_of(trial.study).budget.objectives
         metrics = [
             metric
             for number, means in by_round.items()
             for metric in metrics_at({_VALIDATION + name: value for name, value in means.items()}, number)
         ]
-        log(self._client, trial.user_attrs[_RUN], metrics)
-
-    def ended(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """The child run ends: its objectives, and whether it was pruned; the study's run tells the best so far."""
-        run = trial.user_attrs.get(_RUN)
-        if run is not None:
-            self._end(study, trial, run)
-
-    def _child(self, record: Record, trial: optuna.Trial | FrozenTrial, values: Mapping[str, Any]) -> str:
-        tags = {"fedbench.kind": "trial", _TRIAL: str(trial.number), **_tags_of(record)}
-        name = f"trial {trial.number}" + (" · defaults" if trial.user_attrs.get(DEFAULTS) else "")
-        run = begin_run(self._client, self._experiment, name, tags, self._parent(record))
-        log(self._client, run, params={key: str(value) for key, value in values.items()})
-        return run
-
-    def _end(self, study: optuna.Study, trial: FrozenTrial, run: str) -> None:
-        record = record_of(study)
-        outcome = {
-            "fedbench.state": trial.state.name.lower(),
-            "fedbench.reason": str(trial.user_attrs.get("reason", "")),
-        }
-        costs: dict[str, float] = {
-            name: float(trial.user_attrs[name]) for name in ("seconds", "bytes") if name in trial.user_attrs
-        }
-        values = trial.values if trial.state is TrialState.COMPLETE else ()
-        named: dict[str, float] = {
-            f"objective/{m}": v for m, v in zip(record.budget.objectives, values or (), strict=False)
-        }
-        # of a process that died at this point they may be there
-        known = self._client.get_run(run).data.metrics
-        missing = {name: value for name, value in {**named, **costs}.items() if name not in known}
-        log(self._client, run, metrics_at(missing, trial.last_step or 0), tags=outcome)
+        named = {f"objective/{metric}": value for metric, value in zip(objectives, values, strict=False)}
+        named |= {cost: float(attributes[cost]) for cost in ("seconds", "bytes") if cost in attributes}
+        step = trial.study._storage.get_trial(trial._trial_id).last_step or 0
+        metrics += metrics_at(named, step)
+        outcome = {"fedbench.state": "complete" if values else "pruned", "fedbench.reason": reason}
+        log(self._client, run, metrics, tags=outcome)
         end_run(self._client, run, "FINISHED")
-        self._tell_best(study, record)
 
-    def broken(self, trial: optuna.Trial) -> None:
-        """The child run of a trial that met an error which is no outcome is FAILED."""
-        end_run(self._client, trial.user_attrs[_RUN], "FAILED")
+    def stopped(self, trial: optuna.Trial | FrozenTrial, status: str) -> None:
+        """The child run of a trial ends as FAILED, by an error that is no outcome, or KILLED, to be tried again."""
+        if _RUN in trial.user_attrs:
+            end_run(self._client, trial.user_attrs[_RUN], status)
 
-    def abandoned(self, trial: FrozenTrial) -> None:
-        """The run of a trial whose process died is KILLED; the trial is tried again under another."""
-        run = trial.user_attrs.get(_RUN)
-        if run is not None:
-            end_run(self._client, run, "KILLED")
-
-    def catch_up(self, study: optuna.Study) -> bool:
-        """Make up for what processes that died did not get to: the ends of child runs, a run of a trial given up.
-
-        False where a trial ended so recently that its own process may be about to do it.
-        """
-        record = record_of(study)
-        recently = datetime.now() - timedelta(seconds=GRACE)
-        over = {
-            str(trial.number): trial
-            for trial in study.get_trials(deepcopy=False)
-            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-        }
-        is_done = True
-        for run in self._children(record, "and attributes.status = 'RUNNING'"):
-            trial = over.get(run.data.tags[_TRIAL])
-            if trial is None:
-                continue
-            if trial.datetime_complete is not None and trial.datetime_complete > recently:
-                is_done = False
-            elif trial.state is TrialState.FAIL or trial.user_attrs.get(_RUN) != run.info.run_id:
-                end_run(self._client, run.info.run_id, "KILLED")
-            else:
-                self._end(study, trial, run.info.run_id)
-        given_up = [
-            trial for trial in over.values() if trial.state is TrialState.PRUNED and _RUN not in trial.user_attrs
-        ]
-        if given_up:
-            known = {run.data.tags[_TRIAL] for run in self._children(record)}
-            for trial in given_up:
-                if str(trial.number) not in known:
-                    self._end(study, trial, self._child(record, trial, trial.params))
-        return is_done
-
-    def _children(self, record: Record, further: str = "") -> list[Run]:
-        condition = f"tags.`{_NAME_HASH}` = '{_hash(record)}' and tags.`fedbench.kind` = 'trial' {further}"
-        return list(self._client.search_runs([self._experiment], condition, max_results=_MANY))
-
-    def _tell_best(self, study: optuna.Study, record: Record) -> None:
-        result = found(study)
+    def tell_best(self, study: optuna.Study) -> None:
+        """The study's own run tells the best trial so far."""
+        result = result_of(study)
         if result is None:
             return
-        metric, best, parent = record.budget.objectives[0], result.best[0], self._parent(record)
+        metric, best = result.record.budget.objectives[0], result.best[0]
         lines = [f"**{key}** {value}" for key, value in result.values.items()]
-        text = f"{record.study_name}: best so far trial {result.trial} with {metric} {best:.2f}"
+        text = f"{result.record.study_name}: best so far trial {result.trial} with {metric} {best:.2f}"
         note = "\n\n".join([text + ", on validation data.", *lines])
-        log(self._client, parent, metrics_at({f"best/{metric}": best}, result.states["complete"]), tags={NOTE: note})
+        metrics = metrics_at({f"best/{metric}": best}, result.states["complete"])
+        log(self._client, self._parent(result.record), metrics, tags={NOTE: note})
 
     def finished(self, study: optuna.Study) -> None:
-        """The study's own run ends, with the confirmation; others that processes which died began for it are none."""
-        record = record_of(study)
+        """The study's own run ends, with the confirmation; others that commands which died began for it go."""
+        self.tell_best(study)  # the run-off may have chosen another
+        record, result = record_of(study), result_of(study)
         ours = self._parent(record)
-        self._tell_best(study, record)  # the run-off may have chosen another
-        result = found(study)
         if result is not None and result.confirmed is not None:
             named = {f"confirmation/{m}": v for m, v in zip(record.budget.objectives, result.confirmed, strict=True)}
             log(self._client, ours, metrics_at(named, result.states["complete"]))
@@ -175,31 +95,26 @@ class TrialTracking:
                 self._client.delete_run(other)
 
     def _parent(self, record: Record) -> str:
-        """The id of the study's run; of several that processes made at the same moment, the oldest."""
-        known = self._parents.get(record.study_name)
-        if known is not None:
-            return known
-        if not self._of_study(record):
-            tags = {
-                "fedbench.kind": "study",
-                **_tags_of(record),
-                "fedbench.suite": record.suite,
-                "fedbench.row": record.row,
-                "fedbench.code_hash": record.code_hash,
-                "fedbench.tuning.space": json.dumps(record.space, ensure_ascii=False),
-                **{f"fedbench.budget.{name}": value for name, value in record.budget.as_tags().items()},
-            }
-            made = begin_run(self._client, self._experiment, record.study_name, tags)
-            oldest = self._of_study(record)[0]
-            if oldest != made:
-                self._client.delete_run(made)
-        self._parents[record.study_name] = self._of_study(record)[0]
+        """The id of the study's run; of several that commands began at the same moment, the oldest."""
+        if record.study_name not in self._parents:
+            if not self._of_study(record):
+                tags = {
+                    "fedbench.kind": "study",
+                    **_tags_of(record),
+                    "fedbench.suite": record.suite,
+                    "fedbench.row": record.row,
+                    "fedbench.code_hash": record.code_hash,
+                    "fedbench.tuning.space": json.dumps(record.space, ensure_ascii=False),
+                    **{f"fedbench.budget.{name}": value for name, value in record.budget.as_tags().items()},
+                }
+                begin_run(self._client, self._experiment, record.study_name, tags)
+            self._parents[record.study_name] = self._of_study(record)[0]
         return self._parents[record.study_name]
 
     def _of_study(self, record: Record) -> list[str]:
         # a row's name may hold quotes, which MLflow's filters cannot
         condition = f"tags.`{_NAME_HASH}` = '{_hash(record)}' and tags.`fedbench.kind` = 'study'"
-        runs = self._client.search_runs([self._experiment], condition, order_by=["attributes.start_time ASC"])
+        runs = self._client.search_runs([self._experiment], condition)
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 
 
@@ -209,11 +124,12 @@ def _hash(record: Record) -> str:
 
 def _tags_of(record: Record) -> dict[str, str]:
     """What MLflow shows of where a run comes from, and what to filter studies and trials by."""
-    plain = {"method": str(record.spec["method"]), "backbone": str(record.spec["backbone"]), "setting": record.setting}
     named = {
-        **plain,
+        "method": str(record.spec["method"]),
+        "backbone": str(record.spec["backbone"]),
+        "setting": record.setting,
         "scale": record.scale,
-        _STUDY: record.study_name,
+        "fedbench.study": record.study_name,
         _NAME_HASH: _hash(record),
         SOURCE: "fedbench",
         COMMIT: record.commit,

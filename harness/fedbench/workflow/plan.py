@@ -152,7 +152,7 @@ def _tuned(
     Says which rows the study does not have, or has under other conditions.
     """
     from fedbench.tracking.schema import store_uri
-    from fedbench.tuning.best import best_of, tuned_otherwise, with_best
+    from fedbench.tuning.results import best_of, tuned_otherwise, with_best
     from fedbench.tuning.storage import storage_url
 
     best = best_of(storage_url(storage, store_uri(store)), study)

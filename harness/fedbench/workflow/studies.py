@@ -1,26 +1,33 @@
-"""What tuning is to search: conditions, rows and their studies, checked before anything is trained."""
+"""Studies: their conditions and rows, checked before anything is trained; and carrying them out."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.provenance import Codes, commit, versions
+from fedbench.runs.engines import Engine
+from fedbench.runs.engines.engine import InProcess, Processes, default_workers
 from fedbench.runs.job import run_rounds
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
 from fedbench.tracking.schema import METHOD_CODE, store_uri
 from fedbench.tracking.tags import code_tags
 from fedbench.tuning.objectives import Objective
-from fedbench.tuning.space import restricted, space_of
-from fedbench.tuning.storage import storage_url
-from fedbench.tuning.studies import Budget, Record
+from fedbench.tuning.results import StudyResult, result_of
+from fedbench.tuning.search import Search, SearchFailed, TrialEvent
+from fedbench.tuning.space import defaults_of, restricted, space_of
+from fedbench.tuning.storage import open_storage, storage_url
+from fedbench.tuning.studies import Budget, Record, open_study
+from fedbench.tuning.tracking import TrialTracking
 from fedbench.tuning.trial import PRUNERS, Tuned, trial_specs
 from fedbench.workflow import plan
 from fedbench.workflow.screen import Screen
-from fedbench.workflow.selection import Selection, command_line
+from fedbench.workflow.selection import Place, Selection, command_line
 
 SEEDS = 3
 """On which trials run by default: what is best on one seed need not be on others."""
@@ -28,7 +35,7 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of studies; the suite decides what is empty."""
+    """What is requested of studies; the suite decides what is empty."""
 
     trials: int = 20
     objectives: tuple[str, ...] = ()
@@ -64,22 +71,57 @@ class Planned:
 def planned(
     selection: Selection, wanted: Wanted, settings: Settings, store: str | None, storage: str | None, screen: Screen
 ) -> Planned:
-    """The studies of the rows that are selected. Bad input raises FedbenchError before anything is run."""
+    """The studies of the rows that are selected. Bad input raises FedbenchError before anything is run.
+
+    Rows without anything to train, or to search, or whose method fails, are named and left out.
+    """
     suite, specs = plan.requested(selection, screen)
     budget = budget_of(suite, specs, selection.sets, wanted, screen)
-    urls = databases(store, storage)
-    name = wanted.study or name_of(suite, specs, selection.scale)
-    command = command_of(selection, budget, name, wanted)
-    return Planned(name, urls, *records_of(name, suite, specs, budget, settings, command, wanted.only, screen))
+    uri = store_uri(store)
+    url = storage_url(storage, uri)
+    if url == uri:
+        raise FedbenchError(
+            "--storage and --store are the same database, in which the tables of studies and of runs would clash; give "
+            "studies one of their own."
+        )
+    # a data set may have picked another scale than the first
+    scale = selection.scale or (specs[0].scale if specs[0].scale != next(iter(suite.scales), "") else "")
+    name = wanted.study or suite.name + (f"-{scale}" if scale else "")
+    fitting, has_failed = _fitting(suite, specs, budget, settings, screen)
+    _check_objectives([spec for spec, _ in fitting], budget, settings)
+    spaces = [space_of(spec, settings.plugin_files) if info.trainable_parameters else () for spec, info in fitting]
+    codes, command = Codes(settings.plugin_files), _command(selection, budget, name, wanted)
+    records = []
+    for (spec, info), space in zip(fitting, restricted(spaces, wanted.only), strict=True):
+        if not space:
+            screen.say(f"{spec.title}: nothing to tune", style="dim")
+            continue
+        code = codes.of_run(spec)
+        record = Record(
+            name=name,
+            suite=suite.name,
+            scale=spec.scale,
+            setting=spec.setting,
+            row=spec.row,
+            title=spec.title,
+            spec=spec.model_copy(update={"seed": 0}).model_dump(mode="json"),
+            space=tuple(dimension.as_json() for dimension in space),
+            budget=budget,
+            code_hash=code.hash,
+            data_hash=info.data_hash,
+            weights_hash=info.weights_hash,
+            commit=commit(),
+            command=command,
+            versions=versions(),
+            method_code=code_tags(code)[METHOD_CODE],
+        )
+        records.append((Tuned(spec, space, record.study_name), record))
+    if not records:
+        raise FedbenchError("none of these rows has anything to tune; choose others with --method.")
+    return Planned(name, (url, uri), records, has_failed)
 
 
-def budget_of(
-    suite: Suite,
-    specs: Sequence[RunSpec],
-    sets: Sequence[str],
-    wanted: Wanted,
-    screen: Screen,
-) -> Budget:
+def budget_of(suite: Suite, specs: Sequence[RunSpec], sets: Sequence[str], wanted: Wanted, screen: Screen) -> Budget:
     """The conditions of every study. Raises FedbenchError for those that do not fit, or have no effect."""
     objectives, pruner = wanted.objectives, wanted.pruner
     if not isinstance(wanted.trials, int) or wanted.trials < 1:
@@ -116,31 +158,38 @@ def budget_of(
     return replace(budget, runoff=further[:each], confirming=further[each:])
 
 
-def databases(store: str | None, storage: str | None) -> tuple[str, str]:
-    """The URLs of the studies' database and of the store of runs. Raises FedbenchError where they are one."""
-    uri = store_uri(store)
-    url = storage_url(storage, uri)
-    if url == uri:
-        raise FedbenchError(
-            "--storage and --store are the same database, in which the tables of studies and of runs would clash; give "
-            "studies one of their own."
-        )
-    return url, uri
+def unused_seeds(suite: Suite, number: int, taken: Collection[int] = ()) -> tuple[int, ...]:
+    """The first ``number`` seeds above all ``taken`` and all of the suite's runs, so that none is tuned to its luck."""
+    scales = (seed for scale in suite.scales.values() for seed in scale.seeds)
+    first = max([*suite.seeds, *scales, *taken]) + 1
+    return tuple(range(first, first + number))
 
 
-def name_of(suite: Suite, specs: Sequence[RunSpec], scale: str) -> str:
-    """The name of a study without one: the suite's, and the scale where ``scale`` is given or it is not the first."""
-    # a data set may have picked another scale than the first
-    at = scale or (specs[0].scale if specs[0].scale != next(iter(suite.scales), "") else "")
-    return suite.name + (f"-{at}" if at else "")
+def _fitting(
+    suite: Suite, specs: Sequence[RunSpec], budget: Budget, settings: Settings, screen: Screen
+) -> tuple[list[tuple[RunSpec, RunInfo]], bool]:
+    """The rows whose runs can all be prepared, with what that shows of the first; whether another's method fails."""
+    titles = [spec.title for spec in specs]
+    for title in titles:
+        if titles.count(title) > 1:
+            raise FedbenchError(f"two rows are called {title!r}; give one a label in the suite file, or leave one out.")
+    # every seed, since not every one can be partitioned
+    of_all = replace(budget, seeds=budget.every_seed)
+    runs = {spec.title: trial_specs(spec, {}, of_all) for spec in specs}
+    prepared = plan.plan(suite, [run for row in runs.values() for run in row], settings, screen, every_seed=True)
+    infos = {run.run_id: row.info for row in prepared.rows for run in row.specs}
+    reasons = {run.run_id: row.reason for row in prepared.failed for run in row.specs}
+    fitting = []
+    for spec in specs:
+        failed = [reasons[run.run_id] for run in runs[spec.title] if run.run_id in reasons]
+        if failed:
+            screen.complain(f"{spec.title}: {failed[0]}; it is not tuned", label="failed")
+        elif all(run.run_id in infos for run in runs[spec.title]):
+            fitting.append((spec, infos[runs[spec.title][0].run_id]))
+    return fitting, bool(reasons)
 
 
-def command_of(
-    selection: Selection,
-    budget: Budget,
-    name: str,
-    wanted: Wanted,
-) -> str:
+def _command(selection: Selection, budget: Budget, name: str, wanted: Wanted) -> str:
     """The command that makes the same studies."""
     options: dict[str, Sequence[str]] = {
         "--trials": [str(budget.trials)],
@@ -155,81 +204,6 @@ def command_of(
     return command_line("tune", replace(selection, seeds=budget.seeds), *words)
 
 
-def unused_seeds(suite: Suite, number: int, taken: Collection[int] = ()) -> tuple[int, ...]:
-    """The first ``number`` seeds above all ``taken`` and all of the suite's runs, so that none is tuned to its luck."""
-    scales = (seed for scale in suite.scales.values() for seed in scale.seeds)
-    first = max([*suite.seeds, *scales, *taken]) + 1
-    return tuple(range(first, first + number))
-
-
-def records_of(
-    name: str,
-    suite: Suite,
-    specs: Sequence[RunSpec],
-    budget: Budget,
-    settings: Settings,
-    command: str,
-    only: Collection[str],
-    screen: Screen,
-) -> tuple[list[tuple[Tuned, Record]], bool]:
-    """The rows to tune, each with what will be written down of it, and whether the method of another one fails.
-
-    Prepares a run of each, so that what is missing or does not fit shows before anything is trained. Rows without
-    anything to train, or to search, or whose method fails, are named and left out. Raises FedbenchError where none is
-    left.
-    """
-    titles = [spec.title for spec in specs]
-    for title in titles:
-        if titles.count(title) > 1:
-            raise FedbenchError(f"two rows are called {title!r}; give one a label in the suite file, or leave one out.")
-    of_all = replace(budget, seeds=budget.every_seed)
-    trials = [run for spec in specs for run in trial_specs(spec, {}, of_all)]
-    # every seed, since not every one can be partitioned
-    found = plan.plan(suite, trials, settings, screen, every_seed=True)
-    rows, failed = found.rows, found.failed
-    infos = {run.run_id: row.info for row in rows for run in row.specs}
-    reasons = {run.run_id: row.reason for row in failed for run in row.specs}
-    for spec in specs:
-        why = [reasons[run.run_id] for run in trial_specs(spec, {}, of_all) if run.run_id in reasons]
-        if why:
-            screen.complain(f"{spec.title}: {why[0]}; it is not tuned", label="failed")
-    specs = [spec for spec in specs if all(run.run_id in infos for run in trial_specs(spec, {}, of_all))]
-    planned = [infos[trial_specs(spec, {}, budget)[0].run_id] for spec in specs]
-    _check_objectives(specs, budget, settings)
-    spaces = [space_of(spec, settings.plugin_files) for spec in specs]
-    trainable = [bool(info.trainable_parameters) for info in planned]
-    kept = restricted([space if trains else () for space, trains in zip(spaces, trainable, strict=True)], only)
-    codes = Codes(settings.plugin_files)
-    chosen = []
-    for spec, space, info in zip(specs, kept, planned, strict=True):
-        if not space:
-            screen.say(f"{spec.title}: nothing to tune", style="dim")
-            continue
-        code = codes.of_run(spec)
-        record = Record(
-            name=name,
-            suite=suite.name,
-            scale=spec.scale,
-            setting=spec.setting,
-            row=spec.row,
-            title=spec.title,
-            spec=spec.model_copy(update={"seed": 0}).model_dump(mode="json"),
-            space=tuple(dimension.as_json() for dimension in space),
-            budget=budget,
-            code_hash=code.hash,
-            data_hash=info.data_hash,
-            weights_hash=info.weights_hash,
-            commit=commit(),
-            command=command,
-            versions=versions(),
-            method_code=code_tags(code)[METHOD_CODE],
-        )
-        chosen.append((Tuned(spec, space, record.study_name), record))
-    if not chosen:
-        raise FedbenchError("none of these rows has anything to tune; choose others with --method.")
-    return chosen, bool(failed)
-
-
 def _check_objectives(specs: Sequence[RunSpec], budget: Budget, settings: Settings) -> None:
     """Raise FedbenchError for an objective that some setting's runs don't have in their round 0."""
     for spec in {spec.setting: spec for spec in specs}.values():
@@ -238,3 +212,48 @@ def _check_objectives(specs: Sequence[RunSpec], budget: Budget, settings: Settin
         first.close()
         for metric in budget.objectives:
             Objective(metric).check(metrics)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What became of studies."""
+
+    results: tuple[StudyResult, ...]
+    failures: tuple[SearchFailed, ...]
+    """What stopped the search, and that rows are without a result."""
+
+
+def search(
+    planned: Planned, settings: Settings, place: Place, on_event: Callable[[TrialEvent], None]
+) -> Searched | None:
+    """Open or resume the studies and run their trials; None where Ctrl-C stopped it, which leaves what is finished."""
+    (url, uri), records, failures = planned.databases, planned.records, []
+    with closing(_engine(planned, settings, place)) as engine:
+        storage = open_storage(url, create=True)
+        studies = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in records]
+        tracking = TrialTracking(uri, records[0][1].suite)
+        try:
+            Search(url, [row for row, _ in records], engine, tracking, on_event).carry_out()
+        except KeyboardInterrupt:
+            return None
+        except SearchFailed as failed:
+            failures.append(failed)
+    results = tuple(result for result in map(result_of, studies) if result is not None)
+    for study in studies:
+        tracking.finished(study)
+    if len(results) < len(studies):
+        failures.append(SearchFailed(f"{len(studies) - len(results)} of the rows have no finished trial."))
+    return Searched(results, tuple(failures))
+
+
+def _engine(planned: Planned, settings: Settings, place: Place) -> Engine:
+    """Where trials are carried out. Raises FedbenchError where it is not available here."""
+    if place.engine == "in-process":
+        return InProcess(settings)
+    if place.engine == "processes":
+        return Processes(settings, place.workers or default_workers())
+    from fedbench.runs.engines.ray import RayCluster, check_device
+
+    for row, _ in planned.records:
+        check_device(row.spec, place.run_gpus)
+    return RayCluster(settings, place.ray_address, place.run_cpus, place.run_gpus, place.workers)

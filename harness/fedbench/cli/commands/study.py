@@ -26,7 +26,7 @@ def study(
     from fedbench.tracking.databases import shown
     from fedbench.tracking.schema import store_uri
     from fedbench.tuning.figures import FEWEST, importances, write
-    from fedbench.tuning.found import found
+    from fedbench.tuning.results import result_of
     from fedbench.tuning.storage import open_storage, storage_url
     from fedbench.tuning.studies import record_of, studies_named
     from fedbench_boards.gaps import gaps
@@ -39,7 +39,7 @@ def study(
     if not studies:
         say(f"there are no studies in {shown(url)} yet; make one with `fedbench tune`.")
         return
-    results = [(record_of(study).title, found(study)) for study in studies]
+    results = [(record_of(study).title, result_of(study)) for study in studies]
     finished = [result for _, result in results if result is not None]
     show_found(finished)
     for title in (title for title, result in results if result is None):
@@ -48,16 +48,16 @@ def study(
     if name is not None:
         if every:
             show_gaps(every)
-        made = table("row", "hyper-parameter", "importance", right=("importance",))
+        lines = table("row", "hyper-parameter", "importance", right=("importance",))
         too_few: list[str] = []
         for study in studies:
             shares = importances(study)
             if not shares:
                 too_few.append(record_of(study).title)
             for position, (key, share) in enumerate(shares.items()):
-                made.add_row(*map(cell, ("" if position else record_of(study).title, key, f"{share:.2f}")))
-        if made.row_count:
-            console().print(made)
+                lines.add_row(*map(cell, ("" if position else record_of(study).title, key, f"{share:.2f}")))
+        if lines.row_count:
+            console().print(lines)
             say("importance: share of the objective's variance that the value explains (PED-ANOVA)", style="dim")
         for title in too_few:
             say(f"{title}: fewer than {FEWEST} complete trials that differ, too few for an importance", style="dim")

@@ -61,7 +61,7 @@ _Study = Annotated[str, typer.Option(metavar="NAME", help="Name of the study; by
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be searched; train nothing.")]
 _Workers = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", metavar="INT", help="Trials at the same time; by default one a core.", min=1),
+    typer.Option("--jobs", "-j", metavar="INT", help="Runs of trials at the same time; by default one a core.", min=1),
 ]
 
 
@@ -99,7 +99,7 @@ def tune(
     over seeds; further seeds decide among the best trials and confirm the choice. Stopped or killed, the same command
     goes on; several at once share the work. fedbench run --tuned NAME then runs the best values.
     """
-    from fedbench.runs.engines import warm_up
+    from fedbench.runs.engines import ENGINES, warm_up
 
     warm_up()  # the processes of rows and trials import beside this one
     from fedbench.cli import tuning
@@ -108,18 +108,18 @@ def tune(
     from fedbench.workflow.studies import Wanted, planned
 
     place = Place(engine, workers, ray_address, run_cpus, run_gpus)
-    place.check(("processes", "ray"))
+    place.check(ENGINES)
     files, sets = plugin_files(plugin), all_assignments(assignment, further)
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), files)
     selection = Selection(suite, tuple(method or ()), (0,), sets, files, scale, tuple(setting or ()), tuple(on or ()))
     searched, seeds = tuple(param or ()), tuple(seed or ())
     wanted = Wanted(trials, tuple(objective or ()), seeds, searched, pruner, validation, study, confirm)
-    found = planned(selection, wanted, settings, store, storage, Terminal())
+    plan = planned(selection, wanted, settings, store, storage, Terminal())
     if dry_run:
-        tuning.show_space(found.records)
+        tuning.show_space(plan.records)
     else:
-        code = tuning.carry_out(found, settings, place)
+        code = tuning.carry_out(plan, settings, place)
         if code:
             raise typer.Exit(code)
-        tuning.show_next_steps(found.name, selection, store, storage)
-    raise typer.Exit(tuning.FAILED if found.has_failed else 0)
+        tuning.show_next_steps(plan.name, selection, store, storage)
+    raise typer.Exit(tuning.FAILED if plan.has_failed else 0)

@@ -59,10 +59,11 @@ class Engine(Protocol):
         """Whether a run that was begun has a process by now, rather than a place in somebody's queue."""
         ...
 
-    def stop(self, spec: RunSpec) -> list[Event | Lost]:
+    def stop(self, spec: RunSpec, *, gently: bool = False) -> list[Event | Lost]:
         """End a run that is under way, at once; its slot is free again.
 
-        There are no further events of it. Those that were not told yet are returned where it had ended by itself.
+        Its process ends with it, but ``gently`` spares a process that can be had for another run within seconds.
+        There are no further events of the run. Those that were not told yet are returned where it had ended by itself.
         """
         ...
 

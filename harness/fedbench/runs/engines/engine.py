@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 
@@ -30,7 +31,7 @@ from fedbench.runs.engines.events import (
     RunSkipped,
     failure_of,
 )
-from fedbench.runs.engines.worker import Work, Worker, exit_text
+from fedbench.runs.engines.worker import Stopped, Work, Worker, exit_text
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import NOTHING, Loaded, Settings
 
@@ -85,7 +86,7 @@ def execute(
     """
     if engine is None:
         engine = engine_for(len(specs), settings, workers)
-    schedule = _Schedule(specs, engine, policy or Policy(), claims)
+    schedule = Schedule(specs, engine, policy or Policy(), claims)
     try:
         yield from schedule.events()
     finally:
@@ -110,10 +111,20 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Schedule:
-    """The runs that wait, those under way, and those that other processes have."""
+class Schedule:
+    """The runs that wait, those under way, and those that other processes have.
 
-    def __init__(self, specs: Iterable[RunSpec], engine: Engine, policy: Policy, claims: Claims | None) -> None:
+    Where none waits and there is room for one, ``more`` is asked for further runs.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[RunSpec],
+        engine: Engine,
+        policy: Policy,
+        claims: Claims | None = None,
+        more: Callable[[], Sequence[RunSpec]] = tuple,
+    ) -> None:
         self._waiting = deque(_Attempt(spec) for spec in specs)
         self._again: deque[_Attempt] = deque()
         self._elsewhere: deque[_Attempt] = deque()
@@ -121,11 +132,13 @@ class _Schedule:
         self._engine = engine
         self._policy = policy
         self._claims = claims
+        self._more = more
 
     def events(self) -> Generator[Event, None, None]:
+        """What happens until every run has ended, and there are no more."""
         looked = time.monotonic()
+        yield from self._begin()
         while self._waiting or self._again or self._elsewhere or self._running:
-            yield from self._begin()
             self._forgive(time.monotonic() - looked)
             reported = self._engine.wait(_LOOK_SECONDS)
             looked = time.monotonic()
@@ -138,10 +151,23 @@ class _Schedule:
                     self._claims.release(event.spec.run_id)  # only now: whoever listens has stored it
                 if isinstance(event, RunFailed) and self._policy.fail_fast:
                     return
+            yield from self._begin()
+
+    def drop(self, specs: Iterable[RunSpec]) -> None:
+        """Stop what is under way of these runs and begin no other of them; there are no further events of any."""
+        dropped = {spec.run_id: spec for spec in specs}
+        self._waiting = deque(attempt for attempt in self._waiting if attempt.spec.run_id not in dropped)
+        self._again = deque(attempt for attempt in self._again if attempt.spec.run_id not in dropped)
+        for run_id in self._running.keys() & dropped.keys():
+            del self._running[run_id]
+            self._engine.stop(dropped[run_id], gently=True)
 
     def _begin(self) -> Generator[Event, None, None]:
         elsewhere = len(self._elsewhere)
         while len(self._running) < self._engine.slots() and not self._is_one_alone():
+            if not self._waiting and not self._again:
+                more = self._more()  # first, since whoever is asked may drop others
+                self._waiting.extend(map(_Attempt, more))
             if self._waiting:
                 attempt = self._waiting.popleft()
             elif self._again and self._may_go_again(self._again[0]):
@@ -178,15 +204,16 @@ class _Schedule:
         if not isinstance(message, Lost | RunFailed):
             return message
         del self._running[message.spec.run_id]
-        failed = message if isinstance(message, RunFailed) else RunFailed(message.spec, message.reason, may_pass=True)
-        if failed.may_pass and attempt.number <= self._policy.retries:
+        if isinstance(message, Lost):
+            message = RunFailed(message.spec, message.reason, may_pass=True, is_unworkable=True)
+        if message.may_pass and attempt.number <= self._policy.retries:
             # after all others and, on one machine, alone: with what was short, it may have enough then
             pause = self._policy.pause * 3 ** (attempt.number - 1)
             self._again.append(_Attempt(attempt.spec, attempt.number + 1, time.monotonic() + pause))
-            return RunRetried(failed.spec, failed.reason, attempt.number)
+            return RunRetried(message.spec, message.reason, attempt.number)
         if attempt.number > 1:
-            return replace(failed, reason=f"{failed.reason} (attempt {attempt.number} of {self._policy.retries + 1})")
-        return failed
+            return replace(message, reason=f"{message.reason} (attempt {attempt.number} of {self._policy.retries + 1})")
+        return message
 
     def _overdue(self) -> list[Event | Lost]:
         """End the runs that have taken too long. One that had ended by itself did so in time."""
@@ -218,6 +245,8 @@ def attempt(spec: RunSpec, settings: Settings, loaded: Loaded, emit: Emit) -> bo
     """
     try:
         run_spec(spec, settings, [Forward(emit)], loaded)
+    except Stopped:
+        raise
     except BaseException as error:  # a method may raise SystemExit or KeyboardInterrupt as well
         emit(failure_of(spec, error))
         return False
@@ -236,13 +265,13 @@ class InProcess:
         self._settings = settings
         self._events: queue.Queue[Event] = queue.Queue()
         self._thread: threading.Thread | None = None
+        self._is_leaving = False
 
     def slots(self) -> int:
         return 1
 
     def begin(self, spec: RunSpec) -> None:
-        arguments = (spec, self._settings, NOTHING, self._events.put)
-        self._thread = threading.Thread(target=attempt, args=arguments, name=RUN_THREAD, daemon=True)
+        self._thread = threading.Thread(target=self._attempt, args=(spec,), name=RUN_THREAD, daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> list[Event | Lost]:
@@ -257,13 +286,27 @@ class InProcess:
     def has_begun(self, spec: RunSpec) -> bool:
         return True
 
-    def stop(self, spec: RunSpec) -> list[Event | Lost]:
-        """Raises FedbenchError: a thread can't be ended from outside."""
-        raise FedbenchError("a run in this process can't be stopped; use --engine processes with --run-timeout.")
+    def stop(self, spec: RunSpec, *, gently: bool = False) -> list[Event | Lost]:
+        """Have it leave the run at the next event. Raises FedbenchError where that is too late: it can't be ended."""
+        if not gently or self._thread is None:
+            raise FedbenchError("a run in this process can't be stopped; use --engine processes with --run-timeout.")
+        self._is_leaving = True
+        self._thread.join()
+        self._is_leaving = False
+        return []
 
     def clear(self) -> None: ...
 
     def close(self) -> None: ...  # a run under way goes on until the process ends
+
+    def _attempt(self, spec: RunSpec) -> None:
+        with suppress(Stopped):
+            attempt(spec, self._settings, NOTHING, self._emit)
+
+    def _emit(self, event: Event) -> None:
+        if self._is_leaving:
+            raise Stopped
+        self._events.put(event)
 
 
 @dataclass(eq=False)
@@ -304,7 +347,8 @@ class Processes:
             worker = self._free() or self._new()
             worker.process.begin(Work(attempt, spec, spec))
         except (OSError, EOFError) as error:  # no further process, or no server of forks; `wait` says so
-            self._unbegun.append(Lost(spec, f"no process could be started for it: {type(error).__name__} {error}"))
+            reason = f"no process could be started for it: {type(error).__name__} {error}"
+            self._unbegun.append(RunFailed(spec, reason, may_pass=True))
             return
         worker.spec = spec
 
@@ -338,14 +382,14 @@ class Processes:
     def has_begun(self, spec: RunSpec) -> bool:
         return True
 
-    def stop(self, spec: RunSpec) -> list[Event | Lost]:
+    def stop(self, spec: RunSpec, *, gently: bool = False) -> list[Event | Lost]:
         unreported: list[Event | Lost] = []
         for worker in [w for w in self._workers if w.spec is not None and w.spec.run_id == spec.run_id]:
             events = self._events_of(worker)
             if worker.spec is None:  # it has been done with the run since the last look
                 return events
             unreported = [*events, worker.end] if worker.end else []
-            worker.process.stop()
+            worker.process.stop(gently=gently)
             self._freed(worker)
         return unreported
 

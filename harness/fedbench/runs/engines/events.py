@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.core.errors import REASON, FedbenchError, reason_of, shortened, text_of, traceback_of
+from fedbench.core.errors import REASON, FedbenchError, Unworkable, reason_of, shortened, text_of, traceback_of
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.method.notifications import Notifications
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
@@ -66,6 +66,8 @@ class RunFailed:
     details: str = ""
     may_pass: bool = False
     """Whether the reason is of the machine (a full disk, no memory left), and another attempt may get on."""
+    is_unworkable: bool = False
+    """Whether its values are to blame: training diverged with them, or the process ended early at every attempt."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ def failure_of(spec: RunSpec, error: BaseException) -> RunFailed:
     """The event for a run that ``error`` ended; its reason and traceback are of bounded length."""
     passing = any(map(may_pass, _chain(error)))
     if isinstance(error, FedbenchError):
-        return RunFailed(spec, shortened(" ".join(text_of(error).split()), REASON), may_pass=passing)
+        reason = shortened(" ".join(text_of(error).split()), REASON)
+        return RunFailed(spec, reason, may_pass=passing, is_unworkable=isinstance(error, Unworkable))
     what = "out of memory: " if any(map(is_memory, _chain(error))) else ""
     return RunFailed(spec, what + reason_of(error), traceback_of(error), may_pass=passing)
 

@@ -242,7 +242,7 @@ class RayCluster:
         """Whether a worker has taken the run; on a cluster that others use it may have to wait for one."""
         return any(task.place for task in self._tasks.values() if task.work.run_id == spec.run_id)
 
-    def stop(self, spec: RunSpec) -> list[Event | Lost]:
+    def stop(self, spec: RunSpec, *, gently: bool = False) -> list[Event | Lost]:
         for stream in [stream for stream, task in self._tasks.items() if task.work.run_id == spec.run_id]:
             self.cancel(stream)
         return []

@@ -1,4 +1,4 @@
-"""Processes that carry out one piece of work after another: runs, looks at runs, trials.
+"""Processes that carry out one piece of work after another: runs, looks at runs.
 
 A worker keeps what it has imported and loaded, so that a run of the same data and backbone begins at once. The next
 piece of work gets a new worker after work that failed, work with a plug-in that does not come with fedbench, work that
@@ -78,21 +78,13 @@ class Worker:
     """One piece of work at a time, in a process that is there for further ones while `can_begin`.
 
     ``memory`` is how many bytes it may take beyond an idle process, with data and backbone; more is a MemoryError.
-    ``fork_without`` has it forked from this very process, where the system can: that spares the server of forks. It
-    does not keep those connections of this process, which must have a single thread.
     """
 
-    def __init__(
-        self, settings: Settings, memory: int | None = None, fork_without: Sequence[Connection] | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, memory: int | None = None) -> None:
         """Raises OSError or EOFError where no further process can be started."""
-        is_own_fork = fork_without is not None and "fork" in multiprocessing.get_all_start_methods()
-        chosen: Any = multiprocessing.get_context("fork") if is_own_fork else context()
+        chosen = context()
         self._pipe, there = chosen.Pipe()
-        inherited = (self._pipe, *(fork_without or ())) if is_own_fork else ()
-        self._process: BaseProcess = chosen.Process(
-            target=_serve, args=(there, settings, memory, inherited), daemon=True
-        )
+        self._process: BaseProcess = chosen.Process(target=_serve, args=(there, settings, memory), daemon=True)
         with there, without_main():  # closed here: else the end of the process would go unnoticed
             self._process.start()
         self._is_leaving = False
@@ -159,11 +151,11 @@ class Worker:
 
 
 class Apart:
-    """One piece of work after another; ``worker`` does them as long as it can, and after it new ones."""
+    """One piece of work after another, in one worker as long as it can, and after it in new ones."""
 
-    def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._worker = worker
+        self._worker: Worker | None = None
 
     def carry_out(self, work: Work, on_event: Callable[[Any], None]) -> int | None:
         """Call ``on_event`` with what the work emits, in order; the exit code of its process, negative for a signal.
@@ -216,10 +208,8 @@ class Stopped(BaseException):
     """Raised in work that is to be left."""
 
 
-def _serve(pipe: Connection, settings: Settings, memory: int | None, inherited: Sequence[Connection]) -> None:
+def _serve(pipe: Connection, settings: Settings, memory: int | None) -> None:
     """What a worker does until its parent is gone or it has to be replaced."""
-    for end in inherited:  # held open here, it would hide that the parent is gone
-        end.close()
     quiet_worker()
     adopt_what_is_left()
     sys.breakpointhook = _refuse_breakpoint
