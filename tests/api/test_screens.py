@@ -10,9 +10,9 @@ import fedbench
 from fedbench.core.records import RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.python import tuning
-from fedbench.python.screens import NotebookProgress, screen_for
 from fedbench.tuning.trial import Tuned
 from fedbench.tuning.worker import TrialBegan, TrialEnded
+from fedbench.workflow.screens import NotebookProgress, screen_for
 from fedbench.workflow.searching import Searched
 
 

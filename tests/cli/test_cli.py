@@ -26,9 +26,6 @@ from rich.console import Console
 
 from fedbench import __version__
 from fedbench.cli.app import main
-from fedbench.cli.console import OutputLost
-from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
-from fedbench.cli.screen import Terminal
 from fedbench.core.method.hooks import hookimpl, plugin_manager, relay
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.scenario import Scenario
@@ -39,53 +36,17 @@ from fedbench.plugins.description import Descriptions
 from fedbench.runs.engines.events import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
 from fedbench.runs.prepare import Settings
 from fedbench.suites.resolve import RUN_KEYS
-from fedbench.testing import tiny_dataset
+from fedbench.workflow.console import OutputLost
+from fedbench.workflow.screens import LiveProgress, PlainProgress, Progress, Terminal
 from fedbench.workflow.selection import Selection, command_line
 from fedbench_boards.leaderboard.own_models import UNTRAINED_NOTE
 
 HEAVY = ("torch", "mlflow", "pandas", "pydantic", "numpy", "optuna", "open_clip", "yaml")
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Ended]
-
-
-@pytest.fixture
-def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """`fedbench ARGUMENTS` in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("FEDBENCH_DATA", "FEDBENCH_CACHE", "MLFLOW_TRACKING_URI"):
-        monkeypatch.delenv(name, raising=False)
-
-    def call(*arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return Ended(ended.value.code if isinstance(ended.value.code, int) else 0, captured.out, captured.err)
-
-    return call
-
-
 @pytest.fixture
 def execution() -> ModuleType:
     return importlib.import_module("fedbench.workflow.execution")
-
-
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The data set `embedded` is the tiny one of `fedbench.testing`."""
-    for module in ("fedbench.runs.loaded", "fedbench.runs.prepare"):
-        monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
-    monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
 
 
 def test_a_process_of_its_own_ends_with_the_exit_code_and_all_it_has_said(tmp_path: Path) -> None:
@@ -168,7 +129,7 @@ def test_descriptions_are_those_of_the_sources_and_entry_points_there_are(monkey
     assert description._place() != before
 
 
-def test_help_names_every_verb_and_version_is_the_package_version(fedbench: Command) -> None:
+def test_help_names_every_verb_and_version_is_the_package_version(fedbench) -> None:
     shown = fedbench("--help")
     assert shown.code == 0
     assert all(verb in shown.out for verb in ("run", "list", "describe", "leaderboard", "ui"))
@@ -176,57 +137,14 @@ def test_help_names_every_verb_and_version_is_the_package_version(fedbench: Comm
 
 
 @pytest.mark.parametrize("verb", ["run", "list", "describe", "leaderboard", "ui"])
-def test_help_of_every_verb_has_an_example(fedbench: Command, verb: str) -> None:
+def test_help_of_every_verb_has_an_example(fedbench, verb: str) -> None:
     shown = fedbench(verb, "--help")
     assert shown.code == 0
     assert f"Example: fedbench {verb}" in shown.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["run", "--suite", "longtial"], ["unknown suite 'longtial'", "'longtail'", "fedbench list suites"]),
-        (["run", "--suite", "none.yaml"], ["suite file 'none.yaml' does not exist"]),
-        (["run", "--method", "fedprx"], ["unknown method 'fedprx'", "'fedprox'", "fedbench list methods"]),
-        (["run"], ["nothing to run", "--suite NAME (", "longtail", "--method NAME"]),
-        (["run", "--method", "fedavg", "--set", "rounds"], ["--set 'rounds' is not key=value"]),
-        (["run", "--method", "fedavg", "--set", "round=3"], ["unknown setting 'round'", "'rounds'"]),
-        (["run", "--method", "fedprox", "--set", "fedprox.mu=9"], ["fedprox.mu='9' is out of range", "μ"]),
-        (["run", "--method", "fedavg", "--scenario", "longtial"], ["unknown scenario 'longtial'"]),
-        (["run", "--method", "fedavg", "--plugin", "none.py"], ["none.py' does not exist"]),
-        (["list", "metods"], ["'metods'", "did you mean 'methods'"]),
-        (["describe", "fedprx"], ["unknown method 'fedprx'", "'fedprox'"]),
-        (["describe", "fedclip+clip-zs"], ["both answer the hook build_model"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) and value[0] in {"run", "list", "describe"} else None,
-)
-def test_bad_input_is_one_message_and_exit_code_2(fedbench: Command, arguments: list[str], parts: list[str]) -> None:
-    ended = fedbench(*arguments)
-    assert ended.code == 2
-    assert ended.err.startswith("error: ")
-    assert ended.err.count("\n") == 1
-    assert "Traceback" not in ended.err
-    for part in parts:
-        assert part in ended.err
-
-
-@pytest.mark.parametrize("arguments", [["run", "--sute", "longtail"], ["rnu"], ["run", "--jobs", "0"]])
-def test_wrong_usage_exits_2(fedbench: Command, arguments: list[str]) -> None:
-    ended = fedbench(*arguments)
-    assert ended.code == 2
-    assert "Usage: fedbench" in ended.err
-
-
-@pytest.mark.parametrize("verb", ["leaderboard", "ui"])
-def test_missing_store_is_an_error_and_is_not_made(fedbench: Command, tmp_path: Path, verb: str) -> None:
-    ended = fedbench(verb, "--store", "nowhere")
-    assert ended.code == 2
-    assert "nowhere" in ended.err
-    assert not (tmp_path / "nowhere").exists()
-
-
 def test_other_exceptions_keep_their_traceback(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
+    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
 ) -> None:
     def broken(*_: object, **__: object) -> int:
         raise ZeroDivisionError("a bug")
@@ -237,7 +155,7 @@ def test_other_exceptions_keep_their_traceback(
         main()
 
 
-def test_list_shows_every_kind(fedbench: Command) -> None:
+def test_list_shows_every_kind(fedbench) -> None:
     shown = fedbench("list").out
     assert [line.partition(":")[0] for line in shown.splitlines()[:8]] == [
         *("methods", "datasets", "scenarios", "partitions", "backbones", "text-encoders", "metrics", "suites")
@@ -248,7 +166,7 @@ def test_list_shows_every_kind(fedbench: Command) -> None:
     assert "IF 100" in fedbench("list", "scenarios").out
 
 
-def test_list_shows_every_setting_with_its_default(fedbench: Command) -> None:
+def test_list_shows_every_setting_with_its_default(fedbench) -> None:
     lines = [line.split() for line in fedbench("list", "settings").out.splitlines() if line[:1].strip()]
     shown = {name: rest[:2] for name, *rest in lines}
     assert shown["participation"] == ["scenario", "1.0"] and shown["local_epochs"] == ["training", "1"]
@@ -256,7 +174,7 @@ def test_list_shows_every_setting_with_its_default(fedbench: Command) -> None:
     assert {*shown} >= {name for names in sections for name in names}
 
 
-def test_describe_shows_equations_ranges_and_recipe_unmangled(fedbench: Command) -> None:
+def test_describe_shows_equations_ranges_and_recipe_unmangled(fedbench) -> None:
     prox = fedbench("describe", "fedprox").out
     assert "(mu/2) ||w - w^t||^2" in prox
     assert "0.0001 to 1 (log)" in prox
@@ -288,24 +206,24 @@ class Mine:
 
 @pytest.mark.parametrize("columns", [None, 70])
 def test_describe_keeps_the_lines_of_equations(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int | None
+    fedbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int | None
 ) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     if columns is not None:
         terminal = Console(file=sys.stdout, force_terminal=True, color_system=None, width=columns)
-        monkeypatch.setattr("fedbench.cli.commands.describe.console", lambda: terminal)
+        monkeypatch.setattr("fedbench.cli.commands.describing.console", lambda: terminal)
     lines = fedbench("describe", "mine", "--plugin", "mine.py").out.splitlines()
     written = MINE.partition('"""')[2].partition('"""')[0].splitlines()
     assert [line.rstrip() for line in lines if line.rstrip() in written and line.strip()] == [w for w in written if w]
 
 
-def test_describe_names_the_range_that_tuning_searches_where_it_is_narrower(fedbench: Command) -> None:
+def test_describe_names_the_range_that_tuning_searches_where_it_is_narrower(fedbench) -> None:
     out = fedbench("describe", "clip2fl").out
     assert "1 to 1000 (log), tuned 2 to 50" in out
     assert "0.1 to 10 (log)  " in out
 
 
-def test_describe_a_stack_says_who_answers_which_hook(fedbench: Command) -> None:
+def test_describe_a_stack_says_who_answers_which_hook(fedbench) -> None:
     lines = fedbench("describe", "fedclip+fedprox").out.splitlines()
     answers = {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in lines if len(line.split()) > 1}
     assert answers["local_loss"] == "fedclip, fedavg"
@@ -313,9 +231,9 @@ def test_describe_a_stack_says_who_answers_which_hook(fedbench: Command) -> None
 
 
 @pytest.mark.usefixtures("tiny")
-def test_dry_run_shows_traffic_and_makes_no_store(fedbench: Command, tmp_path: Path) -> None:
+def test_dry_run_shows_traffic_and_makes_no_store(fedbench, tmp_path: Path) -> None:
     ended = fedbench(
-        *("run", "--method", "fedavg", "--backbone", "convnet", "--scenario", "iid", "--seed", "0", "--seed", "1"),
+        *("run", "--method", "fedavg", "--set", "backbone=convnet", "--scenario", "iid", "--seed", "0", "--seed", "1"),
         *("--set", "rounds=3", "--set", "clients=4", "--dry-run", "--store", "store", "--cache-dir", "cache"),
     )
     assert ended.code == 0, ended.err
@@ -327,17 +245,6 @@ def test_dry_run_shows_traffic_and_makes_no_store(fedbench: Command, tmp_path: P
     assert float(cells[5]) == pytest.approx(2 * 4 * parameters / 1e6, abs=0.005)
     assert float(cells[6]) == pytest.approx(3 * 4 * 2 * 4 * parameters / 1e6, rel=0.01)
     assert not (tmp_path / "store").exists()
-
-
-@pytest.mark.usefixtures("tiny")
-def test_rows_that_cannot_be_prepared_stop_everything_before_a_run(fedbench: Command, tmp_path: Path) -> None:
-    ended = fedbench(
-        *("run", "--method", "fedavg", "--method", "clip-zs", "--backbone", "convnet", "--scenario", "iid"),
-        *("--set", "rounds=1", "--set", "clients=2", "--store", "store", "--cache-dir", "cache"),
-    )
-    assert ended.code == 2
-    assert ended.err.startswith("error: row 'clip-zs · convnet'")
-    assert "start " not in ended.out
 
 
 @dataclass
@@ -389,7 +296,7 @@ def shown_by(view: type[Progress], specs: Sequence[RunSpec], events: Sequence[Ev
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=view is LiveProgress, color_system=None)
     manager = plugin_manager()
-    progress = view(console, "tests", specs)
+    progress = view("tests", specs, console)
     manager.register(progress)
     with progress:
         for event in events:
@@ -420,18 +327,18 @@ def test_plain_progress_says_why_a_run_failed_brackets_included() -> None:
 
 def test_live_view_shows_running_runs_with_what_is_left_and_goes_away() -> None:
     specs = [spec_named("fedavg", 0), spec_named("fedavg", 1)]
-    view = LiveProgress(Console(width=80), "tests", specs)
+    view = LiveProgress("tests", specs, Console(width=80))
     stream = io.StringIO()
     console = Console(file=stream, width=80)
-    console.print(view)
+    console.print(view.view)
     assert "0/2 runs" in stream.getvalue()
     assert "starting" in stream.getvalue()
     view.run_started(specs[0], info())
     view.round_finished(specs[0], record(0, None))
     view.round_finished(specs[0], record(10))
-    console.print(view)
+    console.print(view.view)
     shown = stream.getvalue().splitlines()
-    assert "10/20  50.0 %" in shown[-2]
+    assert "10/20 50.0 %" in shown[-2]
     assert "left" in shown[-1]
     assert max(map(len, shown)) <= 80
     written = shown_by(LiveProgress, specs, life(specs[0]))
@@ -440,9 +347,9 @@ def test_live_view_shows_running_runs_with_what_is_left_and_goes_away() -> None:
 
 def test_remaining_time_follows_the_share_of_rounds_done(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("fedbench.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedbench.workflow.screens.time.monotonic", lambda: now[0])
     specs = [spec_named("fedavg", seed) for seed in range(2)]
-    progress = PlainProgress(Console(file=io.StringIO()), "tests", specs)
+    progress = PlainProgress("tests", specs, Console(file=io.StringIO()))
     progress.run_started(specs[0], info())
     assert progress.remaining() is None
     now[0] = 30.0
@@ -468,13 +375,13 @@ def faked_run(
     monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
     monkeypatch.setattr(execution, "stored_runs", lambda *_: {})
     monkeypatch.setattr(execution, "Tracking", tracking)
-    monkeypatch.setattr("fedbench.cli.outcome.show_leaderboard", lambda *_: print("the leaderboard"))
+    monkeypatch.setattr("fedbench.cli.commands.run.show_leaderboard", lambda *_: print("the leaderboard"))
     monkeypatch.setattr(execution, "execute", lambda specs, settings, *_, **__: events(specs, settings))
     return made
 
 
 def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
+    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
 ) -> None:
     closed = []
 
@@ -496,7 +403,7 @@ def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(
 
 
 def test_ctrl_c_while_an_event_is_tracked_waits_until_it_is_stored(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
+    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
 ) -> None:
     stored = []
 
@@ -523,9 +430,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_ends_the_web_interface_quietly(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ctrl_c_ends_the_web_interface_quietly(fedbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = tmp_path / "started"
     serve = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(60)"
     monkeypatch.setattr("fedbench.tracking.store.ui_command", lambda _: [sys.executable, "-c", serve])
@@ -545,7 +450,7 @@ def test_ctrl_c_ends_the_web_interface_quietly(
 
 
 def test_ctrl_c_elsewhere_exits_130_without_a_traceback(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
+    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -557,7 +462,7 @@ def test_ctrl_c_elsewhere_exits_130_without_a_traceback(
 
 
 def test_a_failed_run_exits_1_and_leaves_its_traceback_beside_the_store(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path
+    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path
 ) -> None:
     def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
         yield RunFailed(specs[0], "ValueError: broken", "Traceback of the worker")
@@ -585,7 +490,7 @@ def test_a_failed_run_exits_1_and_leaves_its_traceback_beside_the_store(
 
 
 def test_tracebacks_of_runs_that_failed_before_ctrl_c_are_written(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path
+    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path
 ) -> None:
     def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
         yield RunFailed(specs[0], "ValueError: broken", "Traceback of \ud800 the worker")
@@ -600,7 +505,7 @@ def test_tracebacks_of_runs_that_failed_before_ctrl_c_are_written(
 
 @pytest.mark.parametrize("lost", ["as the run fails", "in the tables"])
 def test_tracebacks_of_runs_that_failed_before_stdout_was_lost_are_written(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path, lost: str
+    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path, lost: str
 ) -> None:
     def lose(*_: object) -> None:
         raise OutputLost("stdout can't be written: Broken pipe.")
@@ -610,7 +515,7 @@ def test_tracebacks_of_runs_that_failed_before_stdout_was_lost_are_written(
 
     faked_run(monkeypatch, execution, events)
     if lost == "in the tables":
-        monkeypatch.setattr("fedbench.cli.outcome.show_leaderboard", lose)
+        monkeypatch.setattr("fedbench.cli.commands.run.show_leaderboard", lose)
     else:
         monkeypatch.setattr(PlainProgress, "settled", lose)
     with pytest.raises(OutputLost) as told:
@@ -620,7 +525,7 @@ def test_tracebacks_of_runs_that_failed_before_stdout_was_lost_are_written(
 
 
 def test_finished_runs_are_skipped_unless_rerun_is_given(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
+    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
 ) -> None:
     asked: list[list[int]] = []
 
@@ -642,9 +547,9 @@ def test_finished_runs_are_skipped_unless_rerun_is_given(
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_run_is_stored_ranked_and_not_repeated(fedbench: Command, tmp_path: Path) -> None:
+def test_a_run_is_stored_ranked_and_not_repeated(fedbench, tmp_path: Path) -> None:
     arguments = (
-        *("run", "--method", "fedavg", "--backbone", "convnet", "--scenario", "iid", "--engine", "in-process"),
+        *("run", "--method", "fedavg", "--set", "backbone=convnet", "--scenario", "iid", "--engine", "in-process"),
         *("--set", "rounds=1", "--set", "clients=2", "--store", "store", "--cache-dir", "cache"),
     )
     first = fedbench(*arguments)
@@ -686,12 +591,12 @@ class Tabled:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_only_the_rows_whose_code_changed_run_again_and_it_is_said_why(fedbench: Command, tmp_path: Path) -> None:
+def test_only_the_rows_whose_code_changed_run_again_and_it_is_said_why(fedbench, tmp_path: Path) -> None:
     table, plugin = tmp_path / "table.txt", tmp_path / "tabled.py"
     table.write_text("1.0")
     plugin.write_text(TABLED)
     arguments = (
-        *("run", "--method", "fedavg", "--method", "tabled", "--plugin", "tabled.py", "--backbone", "convnet"),
+        *("run", "--method", "fedavg", "--method", "tabled", "--plugin", "tabled.py", "--set", "backbone=convnet"),
         *("--scenario", "iid", "--engine", "in-process", "--set", "rounds=1", "--set", "clients=2"),
         *("--cache-dir", "cache", "--store", "store"),
     )
@@ -736,7 +641,7 @@ class Alone:
 
 @pytest.mark.usefixtures("tiny")
 def test_after_a_run_its_own_tables_are_shown_and_the_hint_reads_them_as_the_suite_file_does(
-    fedbench: Command, tmp_path: Path
+    fedbench, tmp_path: Path
 ) -> None:
     (tmp_path / "my suites").mkdir()
     file = tmp_path / "my suites" / "own.yaml"
@@ -745,7 +650,7 @@ def test_after_a_run_its_own_tables_are_shown_and_the_hint_reads_them_as_the_sui
         "training: {rounds: 1}\ncolumns: [worst_domain]\nrows: [{method: fedavg}, {method: alone}]\n"
     )
     (tmp_path / "alone.py").write_text(ALONE)
-    common = ("--plugin", "alone.py", "--store", "store", "--cache-dir", "cache", "--engine", "in-process", "--plain")
+    common = ("--plugin", "alone.py", "--store", "store", "--cache-dir", "cache", "--engine", "in-process")
     first = fedbench("run", "--suite", "my suites/own.yaml", *common)
     assert first.code == 0, first.err
     # it trains, though nothing of the global model is sent
@@ -801,9 +706,9 @@ rows:
 """
 
 
-def test_scale_and_setting_choose_the_cells(fedbench: Command, tmp_path: Path) -> None:
+def test_scale_and_setting_choose_the_cells(fedbench, tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(GRID)
-    shown = fedbench("run", "--suite", "grid.yaml", "--dry-run", "--cache-dir", "cache", "--plain").out
+    shown = fedbench("run", "--suite", "grid.yaml", "--dry-run", "--cache-dir", "cache").out
     assert "plain · clip:embedded" in shown and "even" in shown and "skewed" not in shown
     chosen = ("--scale", "second", "--setting", "skewed")
     shown = fedbench("run", "--suite", "grid.yaml", *chosen, "--dry-run", "--cache-dir", "cache").out
@@ -812,11 +717,9 @@ def test_scale_and_setting_choose_the_cells(fedbench: Command, tmp_path: Path) -
     assert none.code == 2 and "fst-cbdg runs in none of the chosen settings" in none.err
 
 
-def test_results_keep_settings_keys_and_labels_and_tables_come_in_the_suites_order(
-    fedbench: Command, tmp_path: Path
-) -> None:
+def test_results_keep_settings_keys_and_labels_and_tables_come_in_the_suites_order(fedbench, tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(GRID)
-    run = ("run", "--suite", "grid.yaml", "--scale", "second", "--store", "store", "--cache-dir", "cache", "--plain")
+    run = ("run", "--suite", "grid.yaml", "--scale", "second", "--store", "store", "--cache-dir", "cache")
     assert fedbench(*run, "--setting", "skewed").code == 0
     again = fedbench(*run)
     assert "2 of 3 runs are in the store already" in again.out + again.err
@@ -844,7 +747,7 @@ def test_results_keep_settings_keys_and_labels_and_tables_come_in_the_suites_ord
         ("resnet8?width=1", ["ResNet-8", "width"]),
     ],
 )
-def test_suites_scenarios_data_sets_and_backbones_have_cards(fedbench: Command, name: str, says: list[str]) -> None:
+def test_suites_scenarios_data_sets_and_backbones_have_cards(fedbench, name: str, says: list[str]) -> None:
     shown = fedbench("describe", name)
     assert shown.code == 0
     assert [text for text in says if text not in " ".join(shown.out.split())] == []

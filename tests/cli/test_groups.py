@@ -31,7 +31,7 @@ def called(*arguments: str) -> str:
 
 def run(folder: Path, *methods: str, rounds: str = "1") -> str:
     chosen = [word for method in methods for word in ("--method", method)]
-    place = ("--store", str(folder / "store"), "--cache-dir", str(folder), "--engine", "in-process", "--plain")
+    place = ("--store", str(folder / "store"), "--cache-dir", str(folder), "--engine", "in-process")
     settings = ("--set", f"rounds={rounds}", "clients=4", f"dataset={DATA}")
     return called("run", *chosen, "--scenario", "iid", *settings, *place)
 

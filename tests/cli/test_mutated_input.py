@@ -67,7 +67,7 @@ GRID: dict[str, Any] = {
     "rows": [{"method": "fedavg", "only": ["one"]}, {"method": "fedprox", "at": {"small": {"lr": 0.02}}}],
 }
 SHIPPED = suite_names()
-ON_TINY_DATA = ["--method", "fedavg", "--seed", "0", "--set", f"dataset={DATA}", "--backbone", "clip:embedded"]
+ON_TINY_DATA = ["--method", "fedavg", "--seed", "0", "--set", f"dataset={DATA}", "--set", "backbone=clip:embedded"]
 for _assignment in ("imbalance=none", "partition=iid", "server_samples=0", "clients=2", "unseen_classes=0", "rounds=1"):
     ON_TINY_DATA += ["--set", _assignment]
 METHODS = ("fedavg", "fedprox", "fedclip", "moon", "fedglcl", "promptfl")
@@ -341,7 +341,7 @@ def hypers(draw: st.DrawFn) -> Case:
     return Case(("run", "--suite", "mutant.yaml", *further), (key, name), content)
 
 
-OPTIONS = ["--seed", "--method", "--scale", "--setting", "--scenario", "--dataset", "--backbone", "--tuned"]
+OPTIONS = ["--seed", "--method", "--scale", "--setting", "--scenario", "--dataset", "--tuned"]
 OPTIONS += [
     "--storage",
     "--executor",
@@ -377,8 +377,6 @@ def options(draw: st.DrawFn) -> Case:
     value = draw(values())
     if option == "--dataset":
         value = draw(data_names())
-    elif option == "--backbone":
-        value = draw(backbone_names())
     elif option == "--set":
         value = f"{draw(st.sampled_from(KEYS))}={value}"
     elif option in ("--cache-dir", "--data-dir", "--store", "--png", "--storage"):

@@ -81,7 +81,7 @@ class SuiteSoak:
         """The same command every time, but for where clients' states lie: undisturbed in memory, else in files."""
         return self._command.start(
             "run", "--suite", "soak.yaml", "--store", self._store.name, "--jobs", "2", "--checkpoint-every", "2",
-            "--plain", *(("--state-memory", "0") if self._reference else ()),
+            *(("--state-memory", "0") if self._reference else ()),
         )  # fmt: skip
 
     def moment(self, rng: random.Random) -> tuple[str, Moment]:

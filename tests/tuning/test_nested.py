@@ -14,7 +14,6 @@ from optuna.trial import TrialState
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import BUDGET, RunSpec
-from fedbench.python.screens import screen_for
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
@@ -31,6 +30,7 @@ from fedbench.tuning.storage import open_storage, storage_url
 from fedbench.tuning.studies import RETRIES, Budget, Record, open_study, record_of
 from fedbench.tuning.trial import Tuned, claim, trial_specs
 from fedbench.tuning.worker import Job, TrialEnded, work
+from fedbench.workflow.screens import screen_for
 from fedbench.workflow.studies import SEEDS, Wanted, budget_of, unused_seeds
 from fedbench_boards.gaps import gap_of, write
 

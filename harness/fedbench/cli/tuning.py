@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.text import Text
 
-from fedbench.cli.console import cell, complain, console, megabytes, resumable, say, table
 from fedbench.core.wording import counted
 from fedbench.runs.prepare import Settings
 from fedbench.tuning.found import Found
@@ -18,6 +17,7 @@ from fedbench.tuning.space import Dimension, defaults_of
 from fedbench.tuning.studies import Budget, Record
 from fedbench.tuning.trial import Tuned
 from fedbench.tuning.worker import Told, TrialBegan
+from fedbench.workflow.console import cell, complain, console, megabytes, resumable, say, table
 from fedbench.workflow.searching import search
 from fedbench.workflow.selection import Place, Selection, command_line
 from fedbench.workflow.studies import Planned

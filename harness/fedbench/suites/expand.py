@@ -296,7 +296,7 @@ def text_of_added(suite: Suite, overrides: Overrides) -> Iterator[str]:
             rows = added_rows(suite, method, overrides)
             parts = [f"on {', '.join(one.backbones)} with {_inherited(one, grid.scale)}" for one in rows]
             left = sorted(named - {backbone for one in rows for backbone in one.backbones})
-            beside = f"; not on {', '.join(left)} (--backbone chooses one)" if left else ""
+            beside = f"; not on {', '.join(left)} (--set backbone=NAME chooses one)" if left else ""
             yield f"{method} has no row in suite {suite.name}; it runs {' and '.join(parts)}{beside}"
 
 

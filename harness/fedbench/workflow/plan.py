@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
@@ -16,10 +16,9 @@ from fedbench.runs.inspection import Failed, Prepared, looks
 from fedbench.runs.memory import Memory
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand, is_added, narrowed, text_of_added
-from fedbench.suites.resolve import Overrides, parse_assignment
 from fedbench.suites.single import single
 from fedbench.suites.suite import Suite, load_suite, suite_names
-from fedbench.workflow.screen import Screen
+from fedbench.workflow.screens import Screen
 from fedbench.workflow.selection import Selection
 
 
@@ -115,7 +114,6 @@ def requested(
 
     ``store`` and ``storage`` are where the values of ``selection.tuned`` are looked up.
     """
-    sets = tuple(map(parse_assignment, selection.sets))
     if selection.suite is not None:
         suite = load_suite(selection.suite)
     elif selection.methods:
@@ -125,31 +123,21 @@ def requested(
             f"nothing to run: give --suite NAME ({', '.join(suite_names())}) or --method NAME; "
             "for instance fedbench run --suite longtail."
         )
-    overrides = Overrides(
-        selection.methods,
-        selection.seeds,
-        sets,
-        selection.plugin_files,
-        selection.scale,
-        selection.settings,
-        selection.on,
-    )
-    picked = narrowed(suite, overrides)
+    picked = narrowed(suite, selection)
     specs = expand(suite, picked)
-    if picked.settings != overrides.settings:
-        chosen, known = len({spec.setting for spec in specs}), len(suite.scales[picked.scale].settings)
-        screen.say(
-            f"dataset={dict(sets)['dataset']} picks {counted(chosen, 'setting')} of the {known} of scale {picked.scale}"
-        )
+    if picked.settings != selection.settings:
+        dataset, known = dict(selection.sets)["dataset"], len(suite.scales[picked.scale].settings)
+        chosen = counted(len({spec.setting for spec in specs}), "setting")
+        screen.say(f"dataset={dataset} picks {chosen} of the {known} of scale {picked.scale}")
     for line in text_of_added(suite, picked):
         screen.say(line)
-    return suite, _tuned(specs, selection.tuned, dict(sets), store, storage, screen) if selection.tuned else specs
+    return suite, _tuned(specs, selection, store, storage, screen) if selection.tuned else specs
 
 
 def _tuned(
-    specs: list[RunSpec], study: str, sets: Mapping[str, str], store: str | None, storage: str | None, screen: Screen
+    specs: list[RunSpec], selection: Selection, store: str | None, storage: str | None, screen: Screen
 ) -> list[RunSpec]:
-    """The runs with the best values of ``study``, ``sets`` aside.
+    """The runs with the best values of the study, but for what the selection sets.
 
     Says which rows the study does not have, or has under other conditions.
     """
@@ -157,6 +145,7 @@ def _tuned(
     from fedbench.tuning.best import best_of, tuned_otherwise, with_best
     from fedbench.tuning.storage import storage_url
 
+    study = selection.tuned
     best = best_of(storage_url(storage, store_uri(store)), study)
     for row in rows_of(specs):
         title = row[0].title
@@ -173,7 +162,7 @@ def _tuned(
             screen.say(f"{title}: nothing has confirmed its values on seeds that did not choose them")
     if len({(result.spent, str(result.record.budget)) for result in best.values()}) > 1:
         screen.say(f"the studies of {study!r} had unequal budgets; the leaderboard says so too")
-    return with_best(specs, best, list(sets))
+    return with_best(specs, best, [key for key, _ in selection.sets])
 
 
 def plan(

@@ -20,7 +20,7 @@ from fedbench.tuning.storage import storage_url
 from fedbench.tuning.studies import Budget, Record
 from fedbench.tuning.trial import PRUNERS, Tuned, trial_specs
 from fedbench.workflow import plan
-from fedbench.workflow.screen import Screen
+from fedbench.workflow.screens import Screen
 from fedbench.workflow.selection import Selection, command_line
 
 SEEDS = 3
@@ -67,7 +67,7 @@ def planned(
 ) -> Planned:
     """The studies of the rows that are selected. Bad input raises FedbenchError before anything is run."""
     suite, specs = plan.requested(selection, screen)
-    budget = budget_of(suite, specs, selection.sets, wanted, screen)
+    budget = budget_of(suite, specs, selection.assignments, wanted, screen)
     urls = databases(store, storage)
     name = wanted.study or name_of(suite, specs, selection.scale)
     command = command_of(selection, budget, name, wanted)
