@@ -20,6 +20,11 @@ rows: [{method: clip-zs}, {method: fedavg}, {method: fedprox}]
 COUNTS = "client,cat,dog,fox\na,20,3,0\nb,5,9,4\n"
 
 
+@pytest.fixture(autouse=True)
+def cache(elsewhere, monkeypatch):
+    monkeypatch.setenv("FEDBENCH_CACHE", "cache")
+
+
 @pytest.fixture
 def files(tmp_path):
     known = evidence({"fedavg": [50] * 3, "best": [60, 61, 62], "third": [55] * 3}, [0, 0.1, 0.2])
@@ -58,7 +63,7 @@ def test_an_interval_stays_within_what_an_accuracy_can_be(fedbench, files):
 
 @pytest.mark.slow
 def test_a_map_is_run_drawn_and_advises_and_its_advice_is_replayed(fedbench, files):
-    places = ["--store", "store", "--cache-dir", "cache"]
+    places = ["--store", "store"]
     code, out, _ = fedbench("map", "--suite", "toy.yaml", "--output", "boards", "--jobs", "1", *places)
     assert code == 0, out
     folder = files / "boards" / "toy"
@@ -93,7 +98,7 @@ rows:
 def test_one_command_runs_tunes_and_writes_and_again_repeats_nothing(fedbench, tmp_path):
     (tmp_path / "toy.yaml").write_text(PUBLISHED, encoding="utf-8")
     options = ["--suite", "toy.yaml", "--trials", "2", "--seed", "0", "--seed", "3", "--jobs", "1"]
-    words = ("publish", *options, "--cache-dir", "cache", "--output", "boards")
+    words = ("publish", *options, "--output", "boards")
     code, out, _ = fedbench(*words)
     assert code == 0, out
     folder = tmp_path / "boards" / "toy"
@@ -129,6 +134,6 @@ def test_one_command_runs_tunes_and_writes_and_again_repeats_nothing(fedbench, t
 
 def test_a_suite_with_nothing_to_tune_still_gets_its_leaderboard(fedbench, tmp_path):
     (tmp_path / "toy.yaml").write_text(PUBLISHED.replace("  - method: fedavg\n", ""), encoding="utf-8")
-    code, _, err = fedbench("publish", "--suite", "toy.yaml", "--cache-dir", "cache")
+    code, _, err = fedbench("publish", "--suite", "toy.yaml")
     assert code == 2 and "none of these rows has anything to tune" in " ".join(err.split())
     assert (tmp_path / "leaderboards" / "toy" / "index.html").is_file()

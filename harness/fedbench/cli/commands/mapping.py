@@ -13,10 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedbench.cli.options import (
-    CACHE_DIR,
-    DATA_DIR,
-    CacheDir,
-    DataDir,
     OutputFolder,
     Plugins,
     Scale,
@@ -85,8 +81,6 @@ def publish(
     store: Store = None,
     storage: Storage = None,
     workers: Workers = None,
-    data_dir: DataDir = DATA_DIR,
-    cache_dir: CacheDir = CACHE_DIR,
 ) -> None:
     """Run a suite, tune it, run it tuned, and write the leaderboard with page and figures.
 
@@ -115,8 +109,7 @@ def publish(
     study = read.name + (f"-{scale}" if scale else "")
     grid, stores = [*given("--suite", suite), *given("--scale", scale)], given("--store", store)
     studies, seeds = given("--storage", storage), given("--seed", seed)
-    machine = [*given("--jobs", workers), *given("--data-dir", data_dir), *given("--cache-dir", cache_dir)]
-    common = [*given("--plugin", plugin), *stores, *machine]
+    common = [*given("--plugin", plugin), *stores, *given("--jobs", workers)]
     # of no run that is shown
     spent = [*given("--seed", unused_seeds(read, SEEDS, seed or ())), *given("--trials", trials)]
     folder = _folder_of(read, output)
@@ -159,8 +152,6 @@ def map_(
     plugin: Plugins = None,
     store: Store = None,
     workers: Workers = None,
-    data_dir: DataDir = DATA_DIR,
-    cache_dir: CacheDir = CACHE_DIR,
 ) -> None:
     """Run a suite over its axes, and draw who leads where, by how much and at what cost.
 
@@ -185,8 +176,7 @@ def map_(
         )
     folder = _folder_of(read, output)
     common = [*given("--suite", suite), *given("--plugin", plugin), *given("--store", store)]
-    machine = [*given("--jobs", workers), *given("--data-dir", data_dir), *given("--cache-dir", cache_dir)]
-    code = step(ctx, "run", *common, *given("--method", method), *given("--seed", seed), *machine)
+    code = step(ctx, "run", *common, *given("--method", method), *given("--seed", seed), *given("--jobs", workers))
     if code > _SOME_FAILED:
         raise typer.Exit(code)
     code = max(code, step(ctx, "leaderboard", *common, "--output", str(folder)))
