@@ -159,8 +159,7 @@ CASES = [
     ("scenario show iid --png one.jpg", r"--png 'one.jpg' is not a .png, .pdf or .svg file"),
     ("scenario show iid --png png", r"--png 'png' is not a .png, .pdf or .svg file"),
     # other verbs
-    ("cache clear --cache-dir full", r"a pipe can't confirm that files are to be removed; add --yes"),
-    ("cache clear --yes --cache-dir file", r"file' is a file, not a folder; choose another folder"),
+    ("cache clear --cache-dir file", r"file' is a file, not a folder; choose another folder"),
     ("advise --counts none.csv", r"does not exist"),
     ("advise --counts clients.csv --needs both", r"neither global nor personal"),
     ("advise --counts clients.csv --participation 0", r"somebody must train"),

@@ -6,7 +6,6 @@ A file counts as fedbench's by its place and name alone, so that one that is dam
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +41,6 @@ def clear(
     older_than: Annotated[
         float | None, typer.Option(metavar="DAYS", help="Only what was made longer ago.", min=0, callback=finite)
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     cache_dir: CacheDir = CACHE_DIR,
 ) -> None:
     """Remove files of the cache folder; runs make again what they need.
@@ -50,29 +48,22 @@ def clear(
     Only fedbench's own files go. Runs under way keep what they read.
     """
     folder = usable_folder(cache_dir, "--cache-dir", to_write=False)
-    chosen = [(file, size) for file, size, days in entries(folder) if older_than is None or days > older_than]
-    if not chosen:
-        _remove_leftovers(folder)
-        say(f"nothing to remove in {folder}.")
-        return
-    size = f"{counted(len(chosen), 'file')}, {megabytes(sum(size for _, size in chosen))} MB"
-    if not yes and not _agreed(f"Remove {size} from {folder}?"):
-        say("nothing was removed.")
-        return
+    chosen = [file for file, days in entries(folder) if older_than is None or days > older_than]
     # a run that reads a file goes on, since Linux keeps a mapped file until nobody needs it
-    freed = sum(_delete(file) for file, _ in chosen) + _remove_leftovers(folder)
-    say(f"removed {counted(len(chosen), 'file')}, {megabytes(freed)} MB freed")
+    freed = sum(map(_delete, chosen)) + _remove_leftovers(folder)
+    removed = f"removed {counted(len(chosen), 'file')} from {folder}, {megabytes(freed)} MB freed"
+    say(removed if chosen else f"nothing to remove in {folder}.")
 
 
-def entries(cache_dir: Path) -> Iterator[tuple[Path, int, float]]:
-    """Every cache file below ``cache_dir`` with its bytes and its age in days; none where there is no folder."""
+def entries(cache_dir: Path) -> Iterator[tuple[Path, float]]:
+    """Every cache file below ``cache_dir`` with its age in days; none where there is no folder."""
     for file, pattern in _files(cache_dir):
         if pattern.fullmatch(file.name):
             try:
                 status = file.stat()
             except FileNotFoundError:
                 continue  # deleted meanwhile
-            yield file, status.st_size, (time.time() - status.st_mtime) / _DAY
+            yield file, (time.time() - status.st_mtime) / _DAY
 
 
 def _remove_leftovers(cache_dir: Path) -> int:
@@ -117,13 +108,3 @@ def _delete(file: Path) -> int:
     except OSError as error:
         raise FedbenchError(f"the cache file {str(file)!r} can't be deleted: {error.strerror}.") from error
     return size
-
-
-def _agreed(question: str) -> bool:
-    if not _in_terminal():
-        raise FedbenchError("a pipe can't confirm that files are to be removed; add --yes.")
-    return typer.confirm(question)
-
-
-def _in_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
