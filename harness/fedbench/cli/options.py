@@ -81,7 +81,9 @@ Further = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Further settings behind the first --set.", show_default=False),
 ]
-Dataset = Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set dataset=NAME.")]
+Dataset = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Same as --set dataset=NAME; picks a grid's settings.")
+]
 Method = Annotated[
     list[str] | None, typer.Option("--method", metavar="METHOD", help="Only these rows, or others (a+b); repeat it.")
 ]

@@ -33,7 +33,7 @@ def submit(folder: _Folder, suite: SuiteName = None, plugin: Plugins = None) -> 
     """Check that a result folder is in order: runs, seeds, data, the board that follows from them, its manifest.
 
     What is not ends with exit code 2, and one sentence that names the row and the reason. A run that diverged is a
-    result, one that failed otherwise is none. Nothing is run.
+    result, one that failed otherwise is none. The suite is by default the one that the runs recorded. Nothing is run.
     """
     from fedbench_boards.exchange.checks import check_folder
 

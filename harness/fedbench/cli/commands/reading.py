@@ -83,7 +83,7 @@ def leaderboard(
     label: Annotated[str, typer.Option(metavar="NAME", help="LaTeX: the label, tab:results.")] = "",
     plugin: Plugins = None,
 ) -> None:
-    """Show the leaderboard, or write it to files.
+    """Show the leaderboard of a suite, or of all that are stored, or write it to files.
 
     Every row is compared with the baseline over common seeds, and stands beside the numbers that its paper prints.
     """
