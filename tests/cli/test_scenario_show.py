@@ -321,13 +321,6 @@ def test_several_settings_follow_one_set_as_in_run(show, words: tuple[str, ...])
 def test_settings_behind_set_need_no_scenario_with_a_suite(show) -> None:
     shown = show("--suite", "longtail", "--set", "clients=2", "partition=iid", "imbalance_factor=5")
     assert shown.out.startswith("suite longtail with clients=2, partition=iid, imbalance_factor=5; "), shown.err
-    twice = show("iid", "--set", "clients=2", "clients=3")
-    assert (twice.code, twice.err) == (
-        2,
-        "error: clients is set twice, by 'clients=2' and 'clients=3'; leave one out.\n",
-    )
-    names = show("iid", "shards", "--set", "clients=2")
-    assert (names.code, names.err) == (2, "error: 'iid' and 'shards' are several scenarios to show; give one.\n")
 
 
 @pytest.mark.usefixtures("tiny")

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlparse
 
 from mlflow.exceptions import MlflowException
 
@@ -35,7 +34,7 @@ from fedbench.tracking.databases import check_server
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.read import Origin, stored_runs
 from fedbench.tracking.recording import HURRY, StoreUnavailable
-from fedbench.tracking.schema import store_uri
+from fedbench.tracking.schema import database_of, folder_at, store_uri
 from fedbench.workflow import plan
 from fedbench.workflow.console import complain, console
 from fedbench.workflow.plan import PlannedRow, rows_of
@@ -158,8 +157,18 @@ def _run_all(
     Whatever stops it, no run stays marked as running if the store can be written.
     """
     HURRY.clear()
+    manager = plugin_manager()
     try:
-        _listen(events, view, seen, tracking)
+        with closing(events), view as shown:
+            # pluggy calls the last registered first: a run counts as done once it is stored
+            for listener in (shown, seen, tracking):
+                manager.register(listener)
+            hooks = notifier(manager)
+            for event in events:
+                if isinstance(event, RunFailed):
+                    seen.failures.append(event)
+                with _shielded():
+                    notify(hooks, event)
     except KeyboardInterrupt as error:
         HURRY.set()
         with _shielded(), suppress(StoreUnavailable):
@@ -200,7 +209,6 @@ class _Seen:
 
     @hookimpl
     def run_finished(self, spec: RunSpec) -> None:
-        """The run's checkpoints go."""
         self.done += 1
         discard(self._folder, spec.run_id)
 
@@ -234,23 +242,6 @@ def invocation(
         suite_version=1 if suite is None else suite.version,
         asked_for=asked,
     )
-
-
-def _listen(
-    events: Generator[Event, None, None], view: AbstractContextManager[object], seen: _Seen, tracking: Tracking
-) -> None:
-    """Tell them of every event, and keep the failures."""
-    manager = plugin_manager()
-    with closing(events), view as shown:
-        # pluggy calls the last registered first: a run counts as done once it is stored
-        for listener in (shown, seen, tracking):
-            manager.register(listener)
-        hooks = notifier(manager)
-        for event in events:
-            if isinstance(event, RunFailed):
-                seen.failures.append(event)
-            with _shielded():
-                notify(hooks, event)
 
 
 @contextmanager
@@ -351,7 +342,8 @@ def report(failures: Sequence[RunFailed], uri: str, invocation: Invocation | Non
         for failure in failures
         if failure.details
     ]
-    folder = _store_folder(uri)
+    database = database_of(uri)
+    folder = folder_at(uri) if database is None else database.parent
     if details and folder is not None:
         assert invocation is not None
         log = folder / "failures.log"
@@ -366,13 +358,3 @@ def report(failures: Sequence[RunFailed], uri: str, invocation: Invocation | Non
             complain(f"tracebacks are at the end of {log}.", label=f"{len(failures)} of the runs failed")
     elif details:
         console(stderr=True).print("\n".join(details), markup=False, soft_wrap=True)
-
-
-def _store_folder(uri: str) -> Path | None:
-    """The folder of a store on this machine's disk; None for a server."""
-    parts = urlparse(uri)
-    if parts.scheme == "sqlite":
-        return Path(uri.removeprefix("sqlite:///")).parent
-    if parts.scheme in ("", "file"):
-        return Path(parts.path)
-    return None

@@ -25,7 +25,7 @@ from fedbench.cli.options import (
 )
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
-from fedbench.workflow.console import console, resumable, say, table
+from fedbench.workflow.console import resumable, say, show_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -275,29 +275,23 @@ def _show(found: Advice) -> None:
     from fedbench_boards.advice.advising import LEVEL
     from fedbench_boards.advice.evidence import WORDS
 
-    measured = table("this federation", "", right=("",))
-    for name, value in asdict(found.measures).items():
-        measured.add_row(WORDS[name], f"{value:.2f}")
-    near = table("nearest measured settings", "steps away", right=("steps away",))
-    for setting, distance in found.nearest.items():
-        near.add_row(setting, f"{distance:.2f}")
-    numbers = ("expected %", f"over {found.baseline}", f"{LEVEL:.0%} of errors", "MB", "runs")
-    listed = table("try", *numbers, right=numbers)
+    measures = [(WORDS[name], f"{value:.2f}") for name, value in asdict(found.measures).items()]
+    show_table(measures, "this federation", "", right=("",))
+    say("")
+    near = [(setting, f"{distance:.2f}") for setting, distance in found.nearest.items()]
+    show_table(near, "nearest measured settings", "steps away", right=("steps away",))
+    say("")
+    rows = []
     for choice in found.choices:
         low = max(choice.margin - choice.half_width, -100.0)
         high = min(choice.margin + choice.half_width, 100.0)
         is_known = choice is found.choices[0] and math.isfinite(choice.half_width)  # others' are of another margin
-        listed.add_row(
-            choice.label,
-            f"{choice.score:.1f}",
-            f"{choice.margin:+.1f}",
-            f"{low:+.1f} to {high:+.1f}" if is_known else "–",
-            f"{choice.megabytes:.3g}",
-            str(len(choice.runs)),
-        )
-    for one in (measured, near, listed):
-        console().print(one)
-        say("")
+        interval = f"{low:+.1f} to {high:+.1f}" if is_known else "–"
+        scores = (f"{choice.score:.1f}", f"{choice.margin:+.1f}", interval)
+        rows.append((choice.label, *scores, f"{choice.megabytes:.3g}", len(choice.runs)))
+    numbers = ("expected %", f"over {found.baseline}", f"{LEVEL:.0%} of errors", "MB", "runs")
+    show_table(rows, "try", *numbers, right=numbers)
+    say("")
 
 
 def _caveats(found: Advice, runs: pd.DataFrame, *, is_personal: bool) -> Iterator[str]:

@@ -29,7 +29,7 @@ from fedbench.cli.options import (
 )
 from fedbench.core.errors import FedbenchError
 from fedbench.core.wording import counted
-from fedbench.workflow.console import cell, complain, console, say, table
+from fedbench.workflow.console import complain, console, say, show_table
 
 if TYPE_CHECKING:
     from fedbench.tracking.evaluation import Elsewhere, Evaluation
@@ -246,10 +246,12 @@ def _show(evaluation: Evaluation, classes: bool) -> None:
     is_folded = frame["metric"].str.startswith("class_accuracy/") & (frame["recorded"] == frame["now"])
     if classes:
         is_folded &= False
-    made = table("metric", "recorded", "now", "difference", right=("recorded", "now", "difference"))
-    for metric, recorded, now, difference in frame[~is_folded].itertuples(index=False, name=None):
-        made.add_row(cell(metric), number(recorded), number(now), number(difference, signed=True))
-    console().print(made)
+    rows = (
+        (metric, number(recorded), number(now), number(difference, signed=True))
+        for metric, recorded, now, difference in frame[~is_folded].itertuples(index=False, name=None)
+    )
+    numbers = ("recorded", "now", "difference")
+    show_table(rows, "metric", *numbers, right=numbers)
     if is_folded.any():
         folded = counted(int(is_folded.sum()), "class", "classes")
         say(f"Equal as well: the accuracies of {folded}; --classes shows them.", style="dim")
@@ -267,11 +269,8 @@ def _show_elsewhere(found: Elsewhere, dataset: str, classes: bool) -> None:
     say(
         f"on {counted(found.samples, 'test sample')} of {dataset}, {counted(found.classes, 'class', 'classes')}{others}"
     )
-    made = table("metric", "now", right=("now",))
-    for metric, value in found.metrics.items():
-        if classes or not metric.startswith("class_accuracy/"):
-            made.add_row(cell(metric), number(value))
-    console().print(made)
+    shown = [metric for metric in found.metrics if classes or not metric.startswith("class_accuracy/")]
+    show_table(((metric, number(found.metrics[metric])) for metric in shown), "metric", "now", right=("now",))
 
 
 def _conclude(evaluation: Evaluation) -> None:

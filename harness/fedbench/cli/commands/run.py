@@ -215,7 +215,7 @@ def conclude(outcome: Carried, suite: Suite, given: str | None, store: str | Non
         if outcome.skipped or outcome.done or outcome.failures:
             asked = asked_for(suite.name, outcome.specs)
             has_others = show_leaderboard(suite, uri, outcome.specs, outcome.command, asked)
-            show_next_steps(given or suite.name, asked, store, uri, _page(uri, suite.name), has_others=has_others)
+            show_next_steps(suite, given, asked, store, uri, has_others=has_others)
     finally:
         report(outcome.failures, uri, outcome.recorded)
     if outcome.left:  # --fail-fast
@@ -308,18 +308,21 @@ def _best(board: Board) -> tuple[dict[str, float], str]:
     return metrics, "; ".join(names)
 
 
-def show_next_steps(suite: str, asked: str, store: str | None, uri: str, page: str, *, has_others: bool) -> None:
-    """Where the results are, and the commands that read them; ``suite`` is its name or file, since a file's
-    name would find its runs, but not how it has them read; ``asked`` is the suite's name, or of runs without a suite
-    file that of their group; ``page`` is a server's; ``has_others``: the store has other tables too."""
-    from fedbench.suites.single import ADHOC
+def show_next_steps(
+    suite: Suite, given: str | None, asked: str, store: str | None, uri: str, *, has_others: bool
+) -> None:
+    """Where the results are, and the commands that read them; ``has_others``: the store has other tables too.
+
+    A suite's file is named as it was ``given``: its name would find its runs, but not how it has them read. Runs
+    without one are read by what was ``asked`` for.
+    """
     from fedbench.tracking.databases import shown
 
     where = f" --store {shlex.quote(store)}" if store else ""
-    tables = f"fedbench leaderboard --suite {shlex.quote(suite)}{where}"
-    these = f"fedbench leaderboard --suite {shlex.quote(asked)}{where}" if suite == ADHOC else tables
+    tables = f"fedbench leaderboard --suite {shlex.quote(given or suite.name)}{where}"
+    these = f"fedbench leaderboard --suite {shlex.quote(asked)}{where}" if not given else tables
     say(f"store        {shown(uri)}")
-    say(f"look inside  {page or f'fedbench ui{where}'}")
+    say(f"look inside  {_page(uri, suite.name) or f'fedbench ui{where}'}")
     if these != tables:
         say(f"these again  {these}")
     if has_others:
