@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib
 import io
 import json
 import os
@@ -19,7 +18,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -36,19 +35,14 @@ from fedbench.kinds.registry import method_names
 from fedbench.plugins import description
 from fedbench.plugins.description import Descriptions
 from fedbench.runs.engines.events import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
-from fedbench.runs.prepare import Settings
 from fedbench.suites.resolve import RUN_KEYS
+from fedbench.workflow import execution
 from fedbench.workflow.console import OutputLost
 from fedbench.workflow.screens import LiveProgress, PlainProgress, Progress, Terminal
 from fedbench.workflow.selection import Selection, command_line
 from fedbench_boards.leaderboard.own_models import UNTRAINED_NOTE
 
 HEAVY = ("torch", "mlflow", "pandas", "pydantic", "numpy", "optuna", "open_clip", "yaml")
-
-
-@pytest.fixture
-def execution() -> ModuleType:
-    return importlib.import_module("fedbench.workflow.execution")
 
 
 def test_a_process_of_its_own_ends_with_the_exit_code_and_all_it_has_said(tmp_path: Path) -> None:
@@ -143,9 +137,7 @@ def test_no_option_is_called_like_its_placeholder() -> None:
                 assert not is_unnamed or (option.metavar or "").lower() != name, f"{one.name} --{name}"
 
 
-def test_other_exceptions_keep_their_traceback(
-    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
-) -> None:
+def test_other_exceptions_keep_their_traceback(fedbench, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> int:
         raise ZeroDivisionError("a bug")
 
@@ -358,10 +350,9 @@ def test_remaining_time_follows_the_share_of_rounds_done(monkeypatch: pytest.Mon
     assert progress.remaining() == pytest.approx(90.0)
 
 
-def faked_run(
-    monkeypatch: pytest.MonkeyPatch, execution: ModuleType, events: Callable[..., Iterator[Event]]
-) -> list[FakeTracking]:
-    """`fedbench run` without data, training or store: ``events`` in place of the engine's. The trackings it made."""
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[FakeTracking]]:
+    """Makes `fedbench run` one without data, training or store: ``events`` in place of the engine's."""
     made: list[FakeTracking] = []
 
     def tracking(*arguments: object, **options: object) -> FakeTracking:
@@ -371,21 +362,22 @@ def faked_run(
     def planned(_: object, specs: object, *__: object, **___: object) -> object:
         return SimpleNamespace(rows=[SimpleNamespace(info=info(), specs=specs)], failed=[], absent=[])
 
-    monkeypatch.setattr(execution.plan, "plan", planned)
-    monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
-    monkeypatch.setattr(execution, "stored_runs", lambda *_: {})
-    monkeypatch.setattr(execution, "Tracking", tracking)
-    monkeypatch.setattr("fedbench.cli.commands.run.show_leaderboard", lambda *_: print("the leaderboard"))
-    monkeypatch.setattr(execution, "execute", lambda specs, settings, *_, **__: events(specs, settings))
-    return made
+    def fake(events: Callable[[Sequence[RunSpec]], Iterator[Event]]) -> list[FakeTracking]:
+        monkeypatch.setattr(execution.plan, "plan", planned)
+        monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
+        monkeypatch.setattr(execution, "stored_runs", lambda *_: {})
+        monkeypatch.setattr(execution, "Tracking", tracking)
+        monkeypatch.setattr("fedbench.cli.commands.run.show_leaderboard", lambda *_: print("the leaderboard"))
+        monkeypatch.setattr(execution, "execute", lambda specs, *_, **__: events(specs))
+        return made
+
+    return fake
 
 
-def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(
-    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
-) -> None:
+def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(fedbench, faked) -> None:
     closed = []
 
-    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+    def events(specs: Sequence[RunSpec]) -> Iterator[Event]:
         try:
             yield from life(specs[0])
             yield RunStarted(specs[1], info())
@@ -393,7 +385,7 @@ def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(
         finally:
             closed.append(True)
 
-    made = faked_run(monkeypatch, execution, events)
+    made = faked(events)
     ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--seed", "2", "--jobs", "2")
     assert ended.code == 130
     expected = "interrupted: 1 of 3 runs are finished and stored; the same command resumes with the rest.\n"
@@ -403,7 +395,7 @@ def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(
 
 
 def test_ctrl_c_while_an_event_is_tracked_waits_until_it_is_stored(
-    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
+    fedbench, faked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = []
 
@@ -413,7 +405,7 @@ def test_ctrl_c_while_an_event_is_tracked_waits_until_it_is_stored(
             signal.raise_signal(signal.SIGINT)
             stored.append(spec.seed)
 
-    faked_run(monkeypatch, execution, lambda specs, *_: (event for spec in specs for event in life(spec)))
+    faked(lambda specs: (event for spec in specs for event in life(spec)))
     monkeypatch.setattr(execution, "Tracking", Interrupted)
     ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1")
     assert ended.code == 130
@@ -449,9 +441,7 @@ def test_ctrl_c_ends_the_web_interface_quietly(fedbench, monkeypatch: pytest.Mon
     assert time.monotonic() - began < 30
 
 
-def test_ctrl_c_elsewhere_exits_130_without_a_traceback(
-    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
-) -> None:
+def test_ctrl_c_elsewhere_exits_130_without_a_traceback(fedbench, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -461,14 +451,12 @@ def test_ctrl_c_elsewhere_exits_130_without_a_traceback(
     assert "Traceback" not in ended.err
 
 
-def test_a_failed_run_exits_1_and_leaves_its_traceback_beside_the_store(
-    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path
-) -> None:
-    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+def test_a_failed_run_exits_1_and_leaves_its_traceback_beside_the_store(fedbench, faked, tmp_path: Path) -> None:
+    def events(specs: Sequence[RunSpec]) -> Iterator[Event]:
         yield RunFailed(specs[0], "ValueError: broken", "Traceback of the worker")
         yield from life(specs[1])
 
-    faked_run(monkeypatch, execution, events)
+    faked(events)
     ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--jobs", "1")
     assert ended.code == 1
     assert "failed: fedavg · clip:embedded, seed 0: ValueError: broken\n" in ended.err
@@ -489,14 +477,12 @@ def test_a_failed_run_exits_1_and_leaves_its_traceback_beside_the_store(
     ]
 
 
-def test_tracebacks_of_runs_that_failed_before_ctrl_c_are_written(
-    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path
-) -> None:
-    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+def test_tracebacks_of_runs_that_failed_before_ctrl_c_are_written(fedbench, faked, tmp_path: Path) -> None:
+    def events(specs: Sequence[RunSpec]) -> Iterator[Event]:
         yield RunFailed(specs[0], "ValueError: broken", "Traceback of \ud800 the worker")
         raise KeyboardInterrupt
 
-    faked_run(monkeypatch, execution, events)
+    faked(events)
     ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--jobs", "1")
     assert ended.code == 130
     assert "seed 0: ValueError: broken\n" in ended.err and ended.err.splitlines()[-1].startswith("interrupted: 0 of 2 ")
@@ -505,15 +491,15 @@ def test_tracebacks_of_runs_that_failed_before_ctrl_c_are_written(
 
 @pytest.mark.parametrize("lost", ["as the run fails", "in the tables"])
 def test_tracebacks_of_runs_that_failed_before_stdout_was_lost_are_written(
-    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path, lost: str
+    fedbench, faked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lost: str
 ) -> None:
     def lose(*_: object) -> None:
         raise OutputLost("stdout can't be written: Broken pipe.")
 
-    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+    def events(specs: Sequence[RunSpec]) -> Iterator[Event]:
         yield RunFailed(specs[0], "ValueError: broken", "Traceback of the worker")
 
-    faked_run(monkeypatch, execution, events)
+    faked(events)
     if lost == "in the tables":
         monkeypatch.setattr("fedbench.cli.commands.run.show_leaderboard", lose)
     else:
@@ -524,16 +510,14 @@ def test_tracebacks_of_runs_that_failed_before_stdout_was_lost_are_written(
     assert told.value.is_resumable
 
 
-def test_finished_runs_are_skipped_unless_rerun_is_given(
-    fedbench, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
-) -> None:
+def test_finished_runs_are_skipped_unless_rerun_is_given(fedbench, faked, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
 
-    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+    def events(specs: Sequence[RunSpec]) -> Iterator[Event]:
         asked.append([spec.seed for spec in specs])
         yield from life(specs[0])
 
-    faked_run(monkeypatch, execution, events)
+    faked(events)
     arguments = ("run", "--method", "fedavg", "--seed", "0", "--seed", "1")
     _, specs = execution.plan.requested(Selection(methods=("fedavg",), seeds=(0, 1)), Terminal())
     monkeypatch.setattr(execution, "stored_runs", lambda *_: {specs[0].run_id: ()})
