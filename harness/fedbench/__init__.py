@@ -18,21 +18,21 @@ from fedbench.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from fedbench.core.errors import FedbenchError as FedbenchError
     from fedbench.core.spec import RunSpec as RunSpec
-    from fedbench.python.federation import federation as federation
-    from fedbench.python.results import Results as Results
-    from fedbench.python.results import load as load
-    from fedbench.python.running import run as run
     from fedbench.python.tuning import tune as tune
+    from fedbench.workflow.federation import federation as federation
+    from fedbench.workflow.results import Results as Results
+    from fedbench.workflow.results import load as load
+    from fedbench.workflow.running import run as run
     from fedbench_boards.leaderboard.reading import leaderboard as leaderboard
 
 _API = {
     "FedbenchError": "fedbench.core.errors",
-    "Results": "fedbench.python.results",
+    "Results": "fedbench.workflow.results",
     "RunSpec": "fedbench.core.spec",
-    "federation": "fedbench.python.federation",
+    "federation": "fedbench.workflow.federation",
     "leaderboard": "fedbench_boards.leaderboard.reading",
-    "load": "fedbench.python.results",
-    "run": "fedbench.python.running",
+    "load": "fedbench.workflow.results",
+    "run": "fedbench.workflow.running",
     "tune": "fedbench.python.tuning",
 }
 """Name -> the module that defines it."""

@@ -12,9 +12,9 @@ from fedbench.api import Metric, NoParams, Partition, hyper
 from fedbench.cli.app import app
 from fedbench.kinds.registry import own, own_plugins
 from fedbench.plugins.provenance import Codes
-from fedbench.python.own import OwnObjects
 from fedbench.scenarios.partitions.built_in import Iid
 from fedbench.testing import tiny_dataset
+from fedbench.workflow.own import OwnObjects
 
 SMALL = {"scenario": "iid", "clients": 2, "rounds": 1}
 
@@ -121,7 +121,7 @@ def test_a_federation_is_drawn_by_an_own_partition() -> None:
 
 def test_a_changed_class_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def named(digest: str):
-        monkeypatch.setattr("fedbench.python.own.digest_of_code", lambda _: digest)
+        monkeypatch.setattr("fedbench.workflow.own.digest_of_code", lambda _: digest)
         monkeypatch.setattr("fedbench.plugins.provenance.digest_of_code", lambda _: digest)
         objects = OwnObjects()
         settings = objects.settings({"scenario.partition": First, "metrics": [Wrong], "rounds": 2})

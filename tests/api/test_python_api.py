@@ -303,7 +303,7 @@ def test_own_objects_are_run_without_registration_and_found_again(tmp_path, cach
 def test_the_weights_of_a_class_follow_the_seed_and_those_of_an_object_do_not():
     from fedbench.kinds.registry import own_plugins
     from fedbench.models import load_backbone
-    from fedbench.python.own import OwnObjects
+    from fedbench.workflow.own import OwnObjects
 
     def weights(given, seed):
         objects = OwnObjects()

@@ -10,9 +10,9 @@ import fedbench
 from fedbench.core.records import RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.python import tuning
-from fedbench.python.screens import NotebookProgress, screen_for
 from fedbench.tuning.search import TrialBegan, TrialEnded
 from fedbench.tuning.trial import Tuned
+from fedbench.workflow.screens import NotebookProgress, screen_for
 from fedbench.workflow.studies import Searched
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 REPEATS = 7
 CODE = "import sys; sys.argv[0] = 'fedbench'; from fedbench.cli.app import command; command()"
-SUITE = ("run", "--suite", "longtail", "--method", "fedavg", "--seed", "0", "--plain")
+SUITE = ("run", "--suite", "longtail", "--method", "fedavg", "--seed", "0")
 ROW = (*SUITE, "--set", "backbone=clip:embedded", "lr=0.01", "rounds=1")
 
 

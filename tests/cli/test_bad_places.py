@@ -14,13 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 import fedbench.runs.prepare
-from fedbench.cli.app import app
-from fedbench.cli.console import OutputLost, complain, guard_output, say
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import expanded, usable_folder
+from fedbench.core.files import usable_folder
 from fedbench.datasets.classnames import read_words
 from fedbench.tracking import databases as masking
 from fedbench.tracking import store
@@ -29,23 +26,11 @@ from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import open_store
 from fedbench.tuning.storage import open_storage, storage_url
 from fedbench.workflow import execution
+from fedbench.workflow.console import OutputLost, complain, guard_output, say
 
 SECRETS = ("hush-token", "hush-pass")
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-
-
-def refused(*arguments: str) -> str:
-    """What `fedbench ARGUMENTS` says on stderr, refusing them without a trace."""
-    before = sorted(Path.cwd().rglob("*"))
-    done = CliRunner().invoke(app, list(arguments))
-    assert done.exit_code == 2, (done.output, done.exception)
-    assert sorted(Path.cwd().rglob("*")) == before
-    return " ".join(done.stderr.split())
+DATA = ("--scenario", "iid", "--set", "dataset=embedded?train=200&test=40", "clients=2", "--cache-dir", "cache")
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.mark.parametrize("folder", ["~nobodyx/y", "x" * 300, "a/" + "é" * 200])
@@ -58,13 +43,6 @@ def test_a_folder_that_cannot_be_is_refused(folder: str) -> None:
         storage_url(f"{folder}/studies.db", "sqlite:///x/mlflow.db")
 
 
-def test_the_home_of_nobody_is_told_with_its_option() -> None:
-    for option in ("--data-dir", "--cache-dir"):
-        said = refused("scenario", "show", "iid", "--dataset", "embedded?train=200&test=40", option, "~nobodyx/y")
-        assert f"{option} '~nobodyx/y': there is no such user" in said
-    assert expanded("~/x", "--store") == Path.home() / "x"
-
-
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file:x?mode=memory&uri=true"])
 def test_a_database_in_memory_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FedbenchError, match="--store '.*' is a database in memory"):
@@ -74,34 +52,6 @@ def test_a_database_in_memory_is_refused(url: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
     with pytest.raises(FedbenchError, match="MLFLOW_TRACKING_URI '.*' is a database in memory"):
         store_uri(None)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("run", "--memory-limit", "inf"),
-        ("run", "--memory-limit", "nan"),
-        ("run", "--memory-limit", "1e300"),
-        ("run", "--state-memory", "nan"),
-        ("run", "--run-timeout", "nan"),
-        ("run", "--run-timeout", "1e12"),
-        ("run", "--patience", "inf"),
-        ("run", "--run-cpus", "nan"),
-        ("tune", "--suite", "longtail", "--validation", "nan"),
-        ("leaderboard", "--target", "nan"),
-        ("cache", "clear", "--older-than", "inf"),
-    ],
-)
-def test_numbers_of_options_are_finite(arguments: tuple[str, ...]) -> None:
-    assert f"'{arguments[-2]}'" in refused(*arguments)
-
-
-@pytest.mark.parametrize("verb", [("publish", "--suite", "longtail"), ("leaderboard",), ("study", "x")])
-@pytest.mark.parametrize("output", ["file", "file/below"])
-def test_an_output_that_is_a_file_is_refused_before_any_work(verb: tuple[str, ...], output: str) -> None:
-    Path("file").write_text("mine")
-    assert f"--output '{output}" in refused(*verb, "--output", output)
-    assert Path("file").read_text() == "mine"
 
 
 def test_devices_that_hold_no_values_or_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,36 +74,30 @@ def test_class_names_nested_without_end_or_of_half_characters_are_refused(text: 
     str(caught.value).encode()
 
 
-def test_an_engine_that_is_not_there_leaves_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_not_there_leaves_no_store(fedbench, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> None:
         raise FedbenchError("Ray is not installed; pip install 'fedbench-harness[ray]'.")
 
     monkeypatch.setattr("fedbench.runs.engines.ray.RayCluster", missing)
-    monkeypatch.setenv("FEDBENCH_CACHE", str(Path.cwd() / "cache"))
-    data = "dataset=embedded?train=200&test=40"
-    arguments = ["run", "--method", "clip-zs", "--scenario", "iid", "--engine", "ray", "--set", data, "clients=2"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2 and "Ray is not installed" in done.stderr
+    ended = fedbench("run", "--method", "clip-zs", "--engine", "ray", *DATA)
+    assert ended.code == 2 and "Ray is not installed" in ended.said
     assert not Path("fedbench-store").exists()
 
 
-def test_an_engine_is_closed_where_its_store_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_is_closed_where_its_store_cannot_be_opened(fedbench, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
     monkeypatch.setattr(execution, "_engine", lambda *_: SimpleNamespace(close=lambda: closed.append(True)))
     monkeypatch.setattr(execution, "Tracking", lambda *_, **__: (_ for _ in ()).throw(FedbenchError("no store")))
-    monkeypatch.setenv("FEDBENCH_CACHE", str(Path.cwd() / "cache"))
-    data = "dataset=embedded?train=200&test=40"
-    done = CliRunner().invoke(app, ["run", "--method", "clip-zs", "--scenario", "iid", "--set", data, "clients=2"])
-    assert (done.exit_code, closed) == (2, [True]), done.output
+    assert fedbench("run", "--method", "clip-zs", *DATA).code == 2 and closed == [True]
 
 
-def test_a_deleted_working_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_working_directory_is_told(fedbench, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     os.chdir(gone)
     gone.rmdir()
-    done = CliRunner().invoke(app, ["list", "suites"])
-    assert done.exit_code == 2 and "the working directory can't be read" in done.stderr
+    ended = fedbench("list", "suites")
+    assert ended.code == 2 and "the working directory can't be read" in ended.said
 
 
 # --- what is written to
@@ -266,20 +210,6 @@ def test_nothing_that_a_client_library_says_of_a_store_out_of_reach_has_a_secret
     assert not any(secret in str(caught.value) for secret in SECRETS)
     with pytest.raises(FedbenchError, match=r"token=\*\*\*"):
         storage_url(None, uri)
-
-
-@pytest.mark.parametrize(
-    "address", ["http://127.0.0.1:9", "https://127.0.0.1:9/x", "http://127.0.0.1:99999", "http://[::1"]
-)
-@pytest.mark.parametrize("verb", [("leaderboard",), ("run", "--method", "fedavg"), ("evaluate", "0123")])
-def test_a_server_that_is_not_there_is_told_at_once(
-    verb: tuple[str, ...], address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("no_proxy", "*")
-    began = time.monotonic()
-    said = refused(*verb, "--store", address)
-    assert time.monotonic() - began < 10
-    assert f"no server answers at the store '{address}' within 4 s; start it, or choose another" in said
 
 
 def test_a_server_that_listens_and_says_nothing_is_told_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

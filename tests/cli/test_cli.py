@@ -1,233 +1,37 @@
-"""The command line through its `main`: exit codes, messages, dry runs, progress and Ctrl-C."""
+"""`fedbench run` through `main`: exit codes, messages, dry runs, progress, Ctrl-C, and what is read back afterwards."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
-import importlib
 import io
-import json
 import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 from rich.console import Console
 
-from fedbench import __version__
 from fedbench.cli.app import main
-from fedbench.cli.console import OutputLost
-from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
-from fedbench.cli.screen import Terminal
 from fedbench.core.method.hooks import hookimpl, plugin_manager, relay
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
-from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, Training
-from fedbench.kinds.registry import method_names
-from fedbench.plugins import description
-from fedbench.plugins.description import Descriptions
 from fedbench.runs.engines.events import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
-from fedbench.runs.prepare import Settings
-from fedbench.suites.resolve import RUN_KEYS
-from fedbench.testing import tiny_dataset
+from fedbench.workflow import execution
+from fedbench.workflow.console import OutputLost
+from fedbench.workflow.screens import LiveProgress, PlainProgress, Progress, Terminal
 from fedbench.workflow.selection import Selection, command_line
 from fedbench_boards.leaderboard.own_models import UNTRAINED_NOTE
 
-HEAVY = ("torch", "mlflow", "pandas", "pydantic", "numpy", "optuna", "open_clip", "yaml")
 
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Ended]
-
-
-@pytest.fixture
-def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """`fedbench ARGUMENTS` in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("FEDBENCH_DATA", "FEDBENCH_CACHE", "MLFLOW_TRACKING_URI"):
-        monkeypatch.delenv(name, raising=False)
-
-    def call(*arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return Ended(ended.value.code if isinstance(ended.value.code, int) else 0, captured.out, captured.err)
-
-    return call
-
-
-@pytest.fixture
-def execution() -> ModuleType:
-    return importlib.import_module("fedbench.workflow.execution")
-
-
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The data set `embedded` is the tiny one of `fedbench.testing`."""
-    for module in ("fedbench.runs.prepare",):
-        monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
-    monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
-
-
-def test_a_process_of_its_own_ends_with_the_exit_code_and_all_it_has_said(tmp_path: Path) -> None:
-    # torch is imported by then, and what is left in the pipe's buffer has to get out although the process just ends
-    code = "import sys; sys.argv = ['fedbench', *sys.argv[1:]]; from fedbench.cli.app import command; command()"
-    for arguments, status, said in (
-        (["describe", "fedprxo"], 2, "did you mean 'fedprox'"),
-        (["list"], 0, "fedprox"),
-    ):
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == status
-        assert said in " ".join((done.stdout + done.stderr).split())
-
-
-def test_importing_the_command_line_imports_nothing_heavy() -> None:
-    code = f"import sys, fedbench.cli.app; print([m for m in {HEAVY!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("arguments", [["list"], ["list", "suites"], ["--help"]], ids=" ".join)
-def test_names_are_listed_without_importing_torch(arguments: list[str]) -> None:
-    code = f"import sys; from fedbench.cli.app import main; sys.argv[1:] = {arguments!r}\ntry: main()\nfinally: "
-    code += "sys.stderr.write(str('torch' in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == "False"
-
-
-def test_describing_a_method_imports_torch_and_no_other_heavy_library() -> None:
-    heavy = ("open_clip", "torchvision", "transformers", "mlflow", "optuna", "sklearn", "pandas", "scipy")
-    code = (
-        "import sys; from fedbench.kinds.registry import find_method, method_names\n"
-        f"for name in method_names(): find_method(name)\nprint([m for m in {heavy!r} if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def described_in_a_new_process(*arguments: str) -> tuple[str, bool]:
-    """What the command prints, and whether it has imported torch."""
-    code = f"import sys; from fedbench.cli.app import main; sys.argv[1:] = {arguments!r}\ntry: main()\nfinally: "
-    code += "sys.stderr.write(str('torch' in sys.modules))"
-    writing = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=writing)
-    return done.stdout, done.stderr == "True"
-
-
-def test_methods_are_described_without_torch_once_they_have_been() -> None:
-    first, _ = described_in_a_new_process("describe", "fedprox")
-    for arguments in (("describe", "fedprox"), ("list", "methods")):
-        again, needs_torch = described_in_a_new_process(*arguments)
-        assert not needs_torch
-        assert arguments[0] == "list" or again == first
-
-
-def test_descriptions_are_kept_as_they_are_until_sources_change_or_the_file_is_damaged(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    kept = tmp_path / "__pycache__" / "methods-1.json"
-    monkeypatch.setattr(description, "_place", lambda: kept)
-    made = {name: Descriptions().of(name) for name in method_names()}
-    assert {name: Descriptions().of(name) for name in made} == made
-    assert set(json.loads(kept.read_text())) == set(made)
-    for damaged in ("", "{", "[]", '{"fedprox": {"name": 1}}'):
-        kept.write_text(damaged)
-        assert Descriptions().of("fedprox") == made["fedprox"]
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    kept.unlink()
-    assert Descriptions().of("fedprox") == made["fedprox"] and not kept.exists()
-
-
-def test_descriptions_are_those_of_the_sources_and_entry_points_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = description._place()
-    assert description._place() == before
-    monkeypatch.setattr(description, "installed", lambda kind: ())
-    assert description._place() != before
-    monkeypatch.undo()
-    monkeypatch.setattr(description, "files_under", lambda root: [("x.py", Path(__file__))])
-    assert description._place() != before
-
-
-def test_help_names_every_verb_and_version_is_the_package_version(fedbench: Command) -> None:
-    shown = fedbench("--help")
-    assert shown.code == 0
-    assert all(verb in shown.out for verb in ("run", "list", "describe", "leaderboard", "ui"))
-    assert fedbench("--version").out == f"fedbench {__version__}\n"
-
-
-@pytest.mark.parametrize("verb", ["run", "list", "describe", "leaderboard", "ui"])
-def test_help_of_every_verb_has_an_example(fedbench: Command, verb: str) -> None:
-    shown = fedbench(verb, "--help")
-    assert shown.code == 0
-    assert f"Example: fedbench {verb}" in shown.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["run", "--suite", "longtial"], ["unknown suite 'longtial'", "'longtail'", "fedbench list suites"]),
-        (["run", "--suite", "none.yaml"], ["suite file 'none.yaml' does not exist"]),
-        (["run", "--method", "fedprx"], ["unknown method 'fedprx'", "'fedprox'", "fedbench list methods"]),
-        (["run"], ["nothing to run", "--suite NAME (", "longtail", "--method NAME"]),
-        (["run", "--method", "fedavg", "--set", "rounds"], ["--set 'rounds' is not key=value"]),
-        (["run", "--method", "fedavg", "--set", "round=3"], ["unknown setting 'round'", "'rounds'"]),
-        (["run", "--method", "fedprox", "--set", "fedprox.mu=9"], ["fedprox.mu='9' is out of range", "μ"]),
-        (["run", "--method", "fedavg", "--scenario", "longtial"], ["unknown scenario 'longtial'"]),
-        (["run", "--method", "fedavg", "--plugin", "none.py"], ["none.py' does not exist"]),
-        (["list", "metods"], ["'metods'", "did you mean 'methods'"]),
-        (["describe", "fedprx"], ["unknown method 'fedprx'", "'fedprox'"]),
-        (["describe", "fedclip+clip-zs"], ["both answer the hook build_model"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) and value[0] in {"run", "list", "describe"} else None,
-)
-def test_bad_input_is_one_message_and_exit_code_2(fedbench: Command, arguments: list[str], parts: list[str]) -> None:
-    ended = fedbench(*arguments)
-    assert ended.code == 2
-    assert ended.err.startswith("error: ")
-    assert ended.err.count("\n") == 1
-    assert "Traceback" not in ended.err
-    for part in parts:
-        assert part in ended.err
-
-
-@pytest.mark.parametrize("arguments", [["run", "--sute", "longtail"], ["rnu"], ["run", "--jobs", "0"]])
-def test_wrong_usage_exits_2(fedbench: Command, arguments: list[str]) -> None:
-    ended = fedbench(*arguments)
-    assert ended.code == 2
-    assert "Usage: fedbench" in ended.err
-
-
-@pytest.mark.parametrize("verb", ["leaderboard", "ui"])
-def test_missing_store_is_an_error_and_is_not_made(fedbench: Command, tmp_path: Path, verb: str) -> None:
-    ended = fedbench(verb, "--store", "nowhere")
-    assert ended.code == 2
-    assert "nowhere" in ended.err
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_other_exceptions_keep_their_traceback(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
-) -> None:
+def test_other_exceptions_keep_their_traceback(fedbench, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> int:
         raise ZeroDivisionError("a bug")
 
@@ -237,85 +41,10 @@ def test_other_exceptions_keep_their_traceback(
         main()
 
 
-def test_list_shows_every_kind(fedbench: Command) -> None:
-    shown = fedbench("list").out
-    assert [line.partition(":")[0] for line in shown.splitlines()[:8]] == [
-        *("methods", "datasets", "scenarios", "partitions", "backbones", "text-encoders", "metrics", "suites")
-    ]
-    methods = fedbench("list", "methods").out
-    assert "MLSys 2020" in methods
-    assert "loss_terms" in methods
-    assert "IF 100" in fedbench("list", "scenarios").out
-
-
-def test_list_shows_every_setting_with_its_default(fedbench: Command) -> None:
-    lines = [line.split() for line in fedbench("list", "settings").out.splitlines() if line[:1].strip()]
-    shown = {name: rest[:2] for name, *rest in lines}
-    assert shown["participation"] == ["scenario", "1.0"] and shown["local_epochs"] == ["training", "1"]
-    sections = (RUN_KEYS, Scenario.model_fields, Training.model_fields)
-    assert {*shown} >= {name for names in sections for name in names}
-
-
-def test_describe_shows_equations_ranges_and_recipe_unmangled(fedbench: Command) -> None:
-    prox = fedbench("describe", "fedprox").out
-    assert "(mu/2) ||w - w^t||^2" in prox
-    assert "0.0001 to 1 (log)" in prox
-    clip = fedbench("describe", "fedclip").out
-    assert "L = ½ [CE(Z, targets) + CE(Zᵀ, targets)]" in clip
-    assert "lr=5e-05" in clip
-
-
-MINE = '''"""Mine: three equations, unindented as a newcomer writes them.
-
-w_k ← w_t − η ∇F_k(w_t) + λ (w_t − w_{t−1})  (1)
-w_{t+1} ← Σ_k p_k w_k,   p_k = n_k / Σ_j n_j  (2)
-c_{t+1} ← c_t + (1/N) Σ_k (c_k⁺ − c_k) [mean] (3)
-"""
-from dataclasses import dataclass
-from fedbench.core.method.hooks import hookimpl
-
-@dataclass(frozen=True)
-class Params: ...
-
-class Mine:
-    name, citation, Params, recipe = "mine", "Me, 2026", Params, {}
-    def __init__(self, params): ...
-    @hookimpl
-    def loss_terms(self, step):
-        """Nothing yet."""
-'''
-
-
-@pytest.mark.parametrize("columns", [None, 70])
-def test_describe_keeps_the_lines_of_equations(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int | None
-) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
-    if columns is not None:
-        terminal = Console(file=sys.stdout, force_terminal=True, color_system=None, width=columns)
-        monkeypatch.setattr("fedbench.cli.commands.describe.console", lambda: terminal)
-    lines = fedbench("describe", "mine", "--plugin", "mine.py").out.splitlines()
-    written = MINE.partition('"""')[2].partition('"""')[0].splitlines()
-    assert [line.rstrip() for line in lines if line.rstrip() in written and line.strip()] == [w for w in written if w]
-
-
-def test_describe_names_the_range_that_tuning_searches_where_it_is_narrower(fedbench: Command) -> None:
-    out = fedbench("describe", "clip2fl").out
-    assert "1 to 1000 (log), tuned 2 to 50" in out
-    assert "0.1 to 10 (log)  " in out
-
-
-def test_describe_a_stack_says_who_answers_which_hook(fedbench: Command) -> None:
-    lines = fedbench("describe", "fedclip+fedprox").out.splitlines()
-    answers = {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in lines if len(line.split()) > 1}
-    assert answers["local_loss"] == "fedclip, fedavg"
-    assert answers["loss_terms"] == "fedprox"
-
-
 @pytest.mark.usefixtures("tiny")
-def test_dry_run_shows_traffic_and_makes_no_store(fedbench: Command, tmp_path: Path) -> None:
+def test_dry_run_shows_traffic_and_makes_no_store(fedbench, tmp_path: Path) -> None:
     ended = fedbench(
-        *("run", "--method", "fedavg", "--backbone", "convnet", "--scenario", "iid", "--seed", "0", "--seed", "1"),
+        *("run", "--method", "fedavg", "--set", "backbone=convnet", "--scenario", "iid", "--seed", "0", "--seed", "1"),
         *("--set", "rounds=3", "--set", "clients=4", "--dry-run", "--store", "store", "--cache-dir", "cache"),
     )
     assert ended.code == 0, ended.err
@@ -327,17 +56,6 @@ def test_dry_run_shows_traffic_and_makes_no_store(fedbench: Command, tmp_path: P
     assert float(cells[5]) == pytest.approx(2 * 4 * parameters / 1e6, abs=0.005)
     assert float(cells[6]) == pytest.approx(3 * 4 * 2 * 4 * parameters / 1e6, rel=0.01)
     assert not (tmp_path / "store").exists()
-
-
-@pytest.mark.usefixtures("tiny")
-def test_rows_that_cannot_be_prepared_stop_everything_before_a_run(fedbench: Command, tmp_path: Path) -> None:
-    ended = fedbench(
-        *("run", "--method", "fedavg", "--method", "clip-zs", "--backbone", "convnet", "--scenario", "iid"),
-        *("--set", "rounds=1", "--set", "clients=2", "--store", "store", "--cache-dir", "cache"),
-    )
-    assert ended.code == 2
-    assert ended.err.startswith("error: row 'clip-zs · convnet'")
-    assert "start " not in ended.out
 
 
 @dataclass
@@ -389,7 +107,7 @@ def shown_by(view: type[Progress], specs: Sequence[RunSpec], events: Sequence[Ev
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=view is LiveProgress, color_system=None)
     manager = plugin_manager()
-    progress = view(console, "tests", specs)
+    progress = view("tests", specs, console)
     manager.register(progress)
     with progress:
         for event in events:
@@ -420,18 +138,18 @@ def test_plain_progress_says_why_a_run_failed_brackets_included() -> None:
 
 def test_live_view_shows_running_runs_with_what_is_left_and_goes_away() -> None:
     specs = [spec_named("fedavg", 0), spec_named("fedavg", 1)]
-    view = LiveProgress(Console(width=80), "tests", specs)
+    view = LiveProgress("tests", specs, Console(width=80))
     stream = io.StringIO()
     console = Console(file=stream, width=80)
-    console.print(view)
+    console.print(view.view)
     assert "0/2 runs" in stream.getvalue()
     assert "starting" in stream.getvalue()
     view.run_started(specs[0], info())
     view.round_finished(specs[0], record(0, None))
     view.round_finished(specs[0], record(10))
-    console.print(view)
+    console.print(view.view)
     shown = stream.getvalue().splitlines()
-    assert "10/20  50.0 %" in shown[-2]
+    assert "10/20 50.0 %" in shown[-2]
     assert "left" in shown[-1]
     assert max(map(len, shown)) <= 80
     written = shown_by(LiveProgress, specs, life(specs[0]))
@@ -440,9 +158,9 @@ def test_live_view_shows_running_runs_with_what_is_left_and_goes_away() -> None:
 
 def test_remaining_time_follows_the_share_of_rounds_done(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("fedbench.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedbench.workflow.screens.time.monotonic", lambda: now[0])
     specs = [spec_named("fedavg", seed) for seed in range(2)]
-    progress = PlainProgress(Console(file=io.StringIO()), "tests", specs)
+    progress = PlainProgress("tests", specs, Console(file=io.StringIO()))
     progress.run_started(specs[0], info())
     assert progress.remaining() is None
     now[0] = 30.0
@@ -451,10 +169,9 @@ def test_remaining_time_follows_the_share_of_rounds_done(monkeypatch: pytest.Mon
     assert progress.remaining() == pytest.approx(90.0)
 
 
-def faked_run(
-    monkeypatch: pytest.MonkeyPatch, execution: ModuleType, events: Callable[..., Iterator[Event]]
-) -> list[FakeTracking]:
-    """`fedbench run` without data, training or store: ``events`` in place of the engine's. The trackings it made."""
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[FakeTracking]]:
+    """Makes `fedbench run` one without data, training or store: ``events`` in place of the engine's."""
     made: list[FakeTracking] = []
 
     def tracking(*arguments: object, **options: object) -> FakeTracking:
@@ -464,21 +181,22 @@ def faked_run(
     def planned(_: object, specs: object, *__: object, **___: object) -> object:
         return SimpleNamespace(rows=[SimpleNamespace(info=info(), specs=specs)], failed=[], absent=[])
 
-    monkeypatch.setattr(execution.plan, "plan", planned)
-    monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
-    monkeypatch.setattr(execution, "stored_runs", lambda *_: {})
-    monkeypatch.setattr(execution, "Tracking", tracking)
-    monkeypatch.setattr("fedbench.cli.outcome.show_leaderboard", lambda *_: print("the leaderboard"))
-    monkeypatch.setattr(execution, "execute", lambda specs, settings, *_, **__: events(specs, settings))
-    return made
+    def fake(events: Callable[[Sequence[RunSpec]], Iterator[Event]]) -> list[FakeTracking]:
+        monkeypatch.setattr(execution.plan, "plan", planned)
+        monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
+        monkeypatch.setattr(execution, "stored_runs", lambda *_: {})
+        monkeypatch.setattr(execution, "Tracking", tracking)
+        monkeypatch.setattr("fedbench.cli.commands.run.show_leaderboard", lambda *_: print("the leaderboard"))
+        monkeypatch.setattr(execution, "execute", lambda specs, *_, **__: events(specs))
+        return made
+
+    return fake
 
 
-def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
-) -> None:
+def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(fedbench, faked) -> None:
     closed = []
 
-    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+    def events(specs: Sequence[RunSpec]) -> Iterator[Event]:
         try:
             yield from life(specs[0])
             yield RunStarted(specs[1], info())
@@ -486,7 +204,7 @@ def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(
         finally:
             closed.append(True)
 
-    made = faked_run(monkeypatch, execution, events)
+    made = faked(events)
     ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--seed", "2", "--jobs", "2")
     assert ended.code == 130
     expected = "interrupted: 1 of 3 runs are finished and stored; the same command resumes with the rest.\n"
@@ -496,7 +214,7 @@ def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(
 
 
 def test_ctrl_c_while_an_event_is_tracked_waits_until_it_is_stored(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
+    fedbench, faked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = []
 
@@ -506,7 +224,7 @@ def test_ctrl_c_while_an_event_is_tracked_waits_until_it_is_stored(
             signal.raise_signal(signal.SIGINT)
             stored.append(spec.seed)
 
-    faked_run(monkeypatch, execution, lambda specs, *_: (event for spec in specs for event in life(spec)))
+    faked(lambda specs: (event for spec in specs for event in life(spec)))
     monkeypatch.setattr(execution, "Tracking", Interrupted)
     ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1")
     assert ended.code == 130
@@ -523,9 +241,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_ends_the_web_interface_quietly(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ctrl_c_ends_the_web_interface_quietly(fedbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = tmp_path / "started"
     serve = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(60)"
     monkeypatch.setattr("fedbench.tracking.store.ui_command", lambda _: [sys.executable, "-c", serve])
@@ -544,9 +260,7 @@ def test_ctrl_c_ends_the_web_interface_quietly(
     assert time.monotonic() - began < 30
 
 
-def test_ctrl_c_elsewhere_exits_130_without_a_traceback(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
-) -> None:
+def test_ctrl_c_elsewhere_exits_130_without_a_traceback(fedbench, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -556,14 +270,12 @@ def test_ctrl_c_elsewhere_exits_130_without_a_traceback(
     assert "Traceback" not in ended.err
 
 
-def test_a_failed_run_exits_1_and_leaves_its_traceback_beside_the_store(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path
-) -> None:
-    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+def test_a_failed_run_exits_1_and_leaves_its_traceback_beside_the_store(fedbench, faked, tmp_path: Path) -> None:
+    def events(specs: Sequence[RunSpec]) -> Iterator[Event]:
         yield RunFailed(specs[0], "ValueError: broken", "Traceback of the worker")
         yield from life(specs[1])
 
-    faked_run(monkeypatch, execution, events)
+    faked(events)
     ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--jobs", "1")
     assert ended.code == 1
     assert "failed: fedavg · clip:embedded, seed 0: ValueError: broken\n" in ended.err
@@ -584,14 +296,12 @@ def test_a_failed_run_exits_1_and_leaves_its_traceback_beside_the_store(
     ]
 
 
-def test_tracebacks_of_runs_that_failed_before_ctrl_c_are_written(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path
-) -> None:
-    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+def test_tracebacks_of_runs_that_failed_before_ctrl_c_are_written(fedbench, faked, tmp_path: Path) -> None:
+    def events(specs: Sequence[RunSpec]) -> Iterator[Event]:
         yield RunFailed(specs[0], "ValueError: broken", "Traceback of \ud800 the worker")
         raise KeyboardInterrupt
 
-    faked_run(monkeypatch, execution, events)
+    faked(events)
     ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--jobs", "1")
     assert ended.code == 130
     assert "seed 0: ValueError: broken\n" in ended.err and ended.err.splitlines()[-1].startswith("interrupted: 0 of 2 ")
@@ -600,17 +310,17 @@ def test_tracebacks_of_runs_that_failed_before_ctrl_c_are_written(
 
 @pytest.mark.parametrize("lost", ["as the run fails", "in the tables"])
 def test_tracebacks_of_runs_that_failed_before_stdout_was_lost_are_written(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path, lost: str
+    fedbench, faked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lost: str
 ) -> None:
     def lose(*_: object) -> None:
         raise OutputLost("stdout can't be written: Broken pipe.")
 
-    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+    def events(specs: Sequence[RunSpec]) -> Iterator[Event]:
         yield RunFailed(specs[0], "ValueError: broken", "Traceback of the worker")
 
-    faked_run(monkeypatch, execution, events)
+    faked(events)
     if lost == "in the tables":
-        monkeypatch.setattr("fedbench.cli.outcome.show_leaderboard", lose)
+        monkeypatch.setattr("fedbench.cli.commands.run.show_leaderboard", lose)
     else:
         monkeypatch.setattr(PlainProgress, "settled", lose)
     with pytest.raises(OutputLost) as told:
@@ -619,16 +329,14 @@ def test_tracebacks_of_runs_that_failed_before_stdout_was_lost_are_written(
     assert told.value.is_resumable
 
 
-def test_finished_runs_are_skipped_unless_rerun_is_given(
-    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
-) -> None:
+def test_finished_runs_are_skipped_unless_rerun_is_given(fedbench, faked, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
 
-    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+    def events(specs: Sequence[RunSpec]) -> Iterator[Event]:
         asked.append([spec.seed for spec in specs])
         yield from life(specs[0])
 
-    faked_run(monkeypatch, execution, events)
+    faked(events)
     arguments = ("run", "--method", "fedavg", "--seed", "0", "--seed", "1")
     _, specs = execution.plan.requested(Selection(methods=("fedavg",), seeds=(0, 1)), Terminal())
     monkeypatch.setattr(execution, "stored_runs", lambda *_: {specs[0].run_id: ()})
@@ -639,24 +347,6 @@ def test_finished_runs_are_skipped_unless_rerun_is_given(
     monkeypatch.setattr(execution, "stored_runs", lambda *_: {spec.run_id: () for spec in specs})
     assert fedbench(*arguments).code == 0
     assert len(asked) == 2
-
-
-@pytest.mark.usefixtures("tiny")
-def test_a_run_is_stored_ranked_and_not_repeated(fedbench: Command, tmp_path: Path) -> None:
-    arguments = (
-        *("run", "--method", "fedavg", "--backbone", "convnet", "--scenario", "iid", "--engine", "in-process"),
-        *("--set", "rounds=1", "--set", "clients=2", "--store", "store", "--cache-dir", "cache"),
-    )
-    first = fedbench(*arguments)
-    assert first.code == 0, first.err
-    assert "done    fedavg · convnet  seed 0" in first.out
-    assert "fedbench ui --store store" in first.out
-    again = fedbench(*arguments)
-    assert "1 of 1 runs are in the store already" in again.out
-    assert "start " not in again.out
-    table = fedbench("leaderboard", "--suite", "adhoc", "--store", "store", "--format", "md")
-    assert table.code == 0, table.err
-    assert "fedavg" in table.out
 
 
 TABLED = '''
@@ -686,18 +376,22 @@ class Tabled:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_only_the_rows_whose_code_changed_run_again_and_it_is_said_why(fedbench: Command, tmp_path: Path) -> None:
+def test_only_the_rows_whose_code_changed_run_again_and_it_is_said_why(fedbench, tmp_path: Path) -> None:
     table, plugin = tmp_path / "table.txt", tmp_path / "tabled.py"
     table.write_text("1.0")
     plugin.write_text(TABLED)
     arguments = (
-        *("run", "--method", "fedavg", "--method", "tabled", "--plugin", "tabled.py", "--backbone", "convnet"),
+        *("run", "--method", "fedavg", "--method", "tabled", "--plugin", "tabled.py", "--set", "backbone=convnet"),
         *("--scenario", "iid", "--engine", "in-process", "--set", "rounds=1", "--set", "clients=2"),
         *("--cache-dir", "cache", "--store", "store"),
     )
     first = fedbench(*arguments, "--seed", "0")
     assert first.code == 0, first.err
-    assert "in the store" not in first.out
+    assert "in the store" not in first.out and "fedbench ui --store store" in first.out
+    assert "done    fedavg · convnet  seed 0" in first.out
+    again = fedbench(*arguments, "--seed", "0")
+    assert "2 of 2 runs are in the store already" in again.out and "start " not in again.out
+    assert "fedavg" in fedbench("leaderboard", "--suite", "adhoc", "--store", "store", "--format", "md").out
     table.write_text("0.5")
     planned = fedbench(*arguments, "--seed", "0", "--seed", "1", "--dry-run")
     assert [line for line in planned.out.splitlines() if "in the store" in line] == [
@@ -736,7 +430,7 @@ class Alone:
 
 @pytest.mark.usefixtures("tiny")
 def test_after_a_run_its_own_tables_are_shown_and_the_hint_reads_them_as_the_suite_file_does(
-    fedbench: Command, tmp_path: Path
+    fedbench, tmp_path: Path
 ) -> None:
     (tmp_path / "my suites").mkdir()
     file = tmp_path / "my suites" / "own.yaml"
@@ -745,7 +439,7 @@ def test_after_a_run_its_own_tables_are_shown_and_the_hint_reads_them_as_the_sui
         "training: {rounds: 1}\ncolumns: [worst_domain]\nrows: [{method: fedavg}, {method: alone}]\n"
     )
     (tmp_path / "alone.py").write_text(ALONE)
-    common = ("--plugin", "alone.py", "--store", "store", "--cache-dir", "cache", "--engine", "in-process", "--plain")
+    common = ("--plugin", "alone.py", "--store", "store", "--cache-dir", "cache", "--engine", "in-process")
     first = fedbench("run", "--suite", "my suites/own.yaml", *common)
     assert first.code == 0, first.err
     # it trains, though nothing of the global model is sent
@@ -779,72 +473,3 @@ def test_a_hint_names_files_where_they_are_and_a_record_by_their_names(tmp_path:
     assert command_line("run", selection) == "fedbench run --suite own.yaml --plugin alone.py"
     hint = command_line("run", selection, paths=True)
     assert hint == f"fedbench run --suite 'my suites/own.yaml' --plugin {tmp_path}/alone.py"
-
-
-GRID = """
-name: grid
-dataset: "embedded?train=200&test=100"
-training: {rounds: 1, batch_size: 8}
-scenario: {preset: iid, clients: 2}
-scales:
-  first: {settings: [{name: even}]}
-  second:
-    set: {lr: 0.02}
-    settings:
-      - {name: even, published: {table: 1}}
-      - name: skewed
-        set: {scenario: label-skew, clients: 2, participation: 1.0, min_client_size: 2}
-        published: {table: 2}
-rows:
-  - {method: fedavg, label: plain, published: {}}
-  - {method: fst-cbdg, set: {labels: hidden}, only: [skewed]}
-"""
-
-
-def test_scale_and_setting_choose_the_cells(fedbench: Command, tmp_path: Path) -> None:
-    (tmp_path / "grid.yaml").write_text(GRID)
-    shown = fedbench("run", "--suite", "grid.yaml", "--dry-run", "--cache-dir", "cache", "--plain").out
-    assert "plain · clip:embedded" in shown and "even" in shown and "skewed" not in shown
-    chosen = ("--scale", "second", "--setting", "skewed")
-    shown = fedbench("run", "--suite", "grid.yaml", *chosen, "--dry-run", "--cache-dir", "cache").out
-    assert "skewed" in shown and "even" not in shown and "fst-cbdg · clip:embedded (no labels)" in shown
-    none = fedbench("run", "--suite", "grid.yaml", "--method", "fst-cbdg", "--setting", "even", "--dry-run")
-    assert none.code == 2 and "fst-cbdg runs in none of the chosen settings" in none.err
-
-
-def test_results_keep_settings_keys_and_labels_and_tables_come_in_the_suites_order(
-    fedbench: Command, tmp_path: Path
-) -> None:
-    (tmp_path / "grid.yaml").write_text(GRID)
-    run = ("run", "--suite", "grid.yaml", "--scale", "second", "--store", "store", "--cache-dir", "cache", "--plain")
-    assert fedbench(*run, "--setting", "skewed").code == 0
-    again = fedbench(*run)
-    assert "2 of 3 runs are in the store already" in again.out + again.err
-    fedbench("leaderboard", "--suite", "grid.yaml", "--store", "store", "--output", "out")
-    results = pd.read_csv(tmp_path / "out" / "results.csv").set_index(["setting", "method"])
-    assert set(results.index) == {("even", "fedavg"), ("skewed", "fedavg"), ("skewed", "fst-cbdg")}
-    assert set(results["suite_hash"]) == {hashlib.sha256(GRID.encode()).hexdigest()}
-    key = json.loads(results.loc[("skewed", "fedavg"), "published"])
-    assert key == [{"method": "fedavg", "table": "2", "variant": ""}]
-    assert results.loc[("skewed", "fst-cbdg"), "row"] == "fst-cbdg · clip:embedded (no labels)"
-    assert results.loc[("skewed", "fedavg"), "row"] == "plain · clip:embedded"
-    # one table for rows with and without labels, the grid's first setting first though it ran last
-    tables = (tmp_path / "out" / "leaderboard.md").read_text()
-    assert tables.index("even · ") < tables.index("skewed · ")
-    assert tables.count("2 clients · ") == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("imagefolder:OfficeHomeDataset_10072016", ["data set", "Office-Home, 65 classes", "Art, Clipart, Product"]),
-        ("unsupervised", ["suite unsupervised", "180 runs", "scenario unsupervised", "hidden"]),
-        ("capt", ["suite capt", "scale paper", "Hou et al.", "class_loss"]),
-        ("clip:ViT-B-32-quickgelu@openai", ["backbone", "224 x 224", "download it from"]),
-        ("resnet8?width=1", ["ResNet-8", "width"]),
-    ],
-)
-def test_suites_scenarios_data_sets_and_backbones_have_cards(fedbench: Command, name: str, says: list[str]) -> None:
-    shown = fedbench("describe", name)
-    assert shown.code == 0
-    assert [text for text in says if text not in " ".join(shown.out.split())] == []

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedbench.cli.app import main
 from fedbench.core.spec import RunSpec, Training
 from fedbench.models.inputs import ImageInputs
 from fedbench.rounds.run import Run
@@ -123,20 +120,13 @@ def test_a_model_without_weights_takes_no_step() -> None:
 
 
 @pytest.fixture
-def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
-    """`fedbench ARGUMENTS` in an empty folder, on the tiny data set; what it says."""
-    monkeypatch.chdir(tmp_path)
-    for module in ("fedbench.runs.prepare",):
-        monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
-    monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
+def planned(fedbench, tiny: None):
+    """`fedbench ARGUMENTS` on the tiny data set; what it says."""
 
     def call(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        assert not ended.value.code, captured.err
-        return captured.out
+        ended = fedbench(*arguments)
+        assert not ended.code, ended
+        return ended.out
 
     return call
 
@@ -144,21 +134,19 @@ def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 SMALL = ("--set", "rounds=3", "clients=4", "batch_size=8", "--scenario", "iid", "--cache-dir", "cache")
 
 
-def test_enlarged_images_are_told_once(
-    fedbench: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_enlarged_images_are_told_once(planned, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     name = tiny_dataset().name
     line = f"images of {name}, the smallest of 32 px, are enlarged to 48 px for convnet?resize=48"
     larger = ("--method", "fedavg", "--method", "fedprox", *SMALL, "--dry-run")
-    assert fedbench("run", *larger, "--set", "backbone=convnet?resize=48").count(line) == 1
-    assert "enlarged" not in fedbench("run", *larger, "--set", "backbone=convnet")
+    assert planned("run", *larger, "--set", "backbone=convnet?resize=48").count(line) == 1
+    assert "enlarged" not in planned("run", *larger, "--set", "backbone=convnet")
     data = replace(tiny_dataset(), shortest_side=20)
     monkeypatch.setattr("fedbench.runs.prepare.load_dataset", lambda *_, **__: data)
-    assert fedbench("run", *larger, "--set", "backbone=convnet").count("of 20 px, are enlarged to 32 px") == 1
+    assert planned("run", *larger, "--set", "backbone=convnet").count("of 20 px, are enlarged to 32 px") == 1
 
 
 def test_a_dry_run_encodes_a_few_images_and_leaves_no_file(
-    fedbench: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    planned, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[int] = []
     clip = importlib.import_module("fedbench.models.clip.backbone")
@@ -170,7 +158,7 @@ def test_a_dry_run_encodes_a_few_images_and_leaves_no_file(
 
     monkeypatch.setattr(clip.ClipBackbone, "encode_images", counting)
     methods = ("--method", "clip-zs", "--method", "promptfl", "--seed", "0", "--seed", "1")
-    out = fedbench("run", *methods, *SMALL, "--dry-run")
+    out = planned("run", *methods, *SMALL, "--dry-run")
     assert sum(seen) <= 20 and not list(tmp_path.iterdir())
     row = next(line for line in out.splitlines() if line.startswith("promptfl"))
     assert row.split()[-1] == "MB" and "backbone clip:embedded" in out
@@ -178,7 +166,7 @@ def test_a_dry_run_encodes_a_few_images_and_leaves_no_file(
 
 
 def test_rows_that_differ_in_how_data_are_dealt_are_measured_once(
-    fedbench: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    planned, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     measured: list[str] = []
 
@@ -193,12 +181,12 @@ def test_rows_that_differ_in_how_data_are_dealt_are_measured_once(
         "scales: {one: {settings: [{name: a, set: {dirichlet_alpha: 0.5}}, {name: b, set: {dirichlet_alpha: 5}},\n"
         "  {name: c, set: {batch_size: 4, lr: 0.1}}, {name: d, set: {backbone: fedavg-cnn}}]}}\n"
     )
-    out = fedbench("run", "--suite", "grid.yaml", "--dry-run", "--cache-dir", "cache")
+    out = planned("run", "--suite", "grid.yaml", "--dry-run", "--cache-dir", "cache")
     assert measured == ["a", "d"] and out.count("fedavg · convnet") >= 3
 
 
-def test_private_parameters_are_trained_but_not_sent(fedbench: Callable[..., str]) -> None:
-    out = fedbench("run", "--method", "fedbn", "--backbone", "resnet8?width=1", *SMALL, "--dry-run")
+def test_private_parameters_are_trained_but_not_sent(planned) -> None:
+    out = planned("run", "--method", "fedbn", "--set", "backbone=resnet8?width=1", *SMALL, "--dry-run")
     heading, row = (
         next(line.split() for line in out.splitlines() if line.startswith(word)) for word in ("row", "fedbn")
     )
@@ -209,38 +197,34 @@ def test_private_parameters_are_trained_but_not_sent(fedbench: Callable[..., str
     assert (trained, trained - sent) == (run.info.trainable_parameters, norms) and norms > 0
 
 
-def test_a_plan_without_data_and_weights_says_what_to_get(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_plan_without_data_and_weights_says_what_to_get(fedbench, tmp_path: Path) -> None:
     settings = ("--setting", "CIFAR-10-LT IF 100, 0.5", "--setting", "ImageNet-LT, 0.5")
-    command = ("run", "--suite", "capt", "--scale", "paper", *settings, "--dry-run", "--data-dir", "nowhere")
-    monkeypatch.setattr(sys, "argv", ["fedbench", *command])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out = capsys.readouterr().out
-    assert not ended.value.code and out.count("not here") > 20 and not list(tmp_path.iterdir())
-    said = " ".join(out.split())
+    ended = fedbench("run", "--suite", "capt", "--scale", "paper", *settings, "--dry-run", "--data-dir", "nowhere")
+    assert not ended.code and ended.out.count("not here") > 20 and not list(tmp_path.iterdir())
+    said = ended.said
     assert "CIFAR-10 (cifar10): cifar-10-python.tar.gz; ?download=true fetches it" in said
     assert "ImageNet-LT (listfile:ImageNet-LT)" in said and "as 'nowhere/ImageNet-LT'" in said
     assert said.count("clip:ViT-B-16-quickgelu@openai: downloaded where there is a network; else download it from") == 1
     # data that nobody has published are a mistake, as ever
-    monkeypatch.setattr(
-        sys, "argv", ["fedbench", "run", "--method", "fedavg", "--dataset", "imagefolder:x", "--dry-run"]
-    )
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2 and "'x' does not exist" in capsys.readouterr().err
+    ended = fedbench("run", "--method", "fedavg", "--dataset", "imagefolder:x", "--dry-run")
+    assert ended.code == 2 and "'x' does not exist" in ended.said
 
 
 def test_weights_of_cnns_and_word_vectors_are_listed_once_each(
-    fedbench: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    planned, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("fedbench.models.weight_files.can_reach", lambda url: False)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "hub"))
     small = (*SMALL, "--dry-run", "--data-dir", "mine")
-    started = fedbench(
-        "run", "--method", "fedavg", "--method", "fedpcl", "--backbone", "alexnet?weights=imagenet&resize=64", *small
+    started = planned(
+        "run",
+        "--method",
+        "fedavg",
+        "--method",
+        "fedpcl",
+        "--set",
+        "backbone=alexnet?weights=imagenet&resize=64",
+        *small,
     )
     said = " ".join(started.split())
     assert (
@@ -250,8 +234,8 @@ def test_weights_of_cnns_and_word_vectors_are_listed_once_each(
     assert "put it at 'mine/torchvision/alexnet-owt-7be5be79.pth'" in said
     # the data and the backbone are there, and another row with them is planned
     name = "glove:glove.6B.300d.txt"
-    words = fedbench(
-        *("run", "--method", "fedavg", "--method", "fedglcl", "--backbone", "convnet"),
+    words = planned(
+        *("run", "--method", "fedavg", "--method", "fedglcl", "--set", "backbone=convnet"),
         *("--set", f"backbone.text={name}", *small[1:]),
     )
     said = " ".join(words.split())
@@ -260,6 +244,6 @@ def test_weights_of_cnns_and_word_vectors_are_listed_once_each(
         in said
     )
     assert said.count("not here") == 2  # of one row and of the list below
-    described = fedbench("describe", "alexnet?weights=imagenet", "--data-dir", "mine")
+    described = planned("describe", "alexnet?weights=imagenet", "--data-dir", "mine")
     assert "weights=imagenet starts from torchvision's" in " ".join(described.split())
     assert "mine/torchvision/alexnet-owt-7be5be79.pth" in "".join(described.split())

@@ -1,14 +1,17 @@
-"""Runs without a suite file are read by what was asked for: ``fedbench leaderboard --suite adhoc/iid/embedded``."""
+"""What runs are read by again: the scales and settings of a suite, or without one what was asked for."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
 import re
 import shlex
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from mlflow import MlflowClient
 from typer.testing import CliRunner
@@ -31,7 +34,7 @@ def called(*arguments: str) -> str:
 
 def run(folder: Path, *methods: str, rounds: str = "1") -> str:
     chosen = [word for method in methods for word in ("--method", method)]
-    place = ("--store", str(folder / "store"), "--cache-dir", str(folder), "--engine", "in-process", "--plain")
+    place = ("--store", str(folder / "store"), "--cache-dir", str(folder), "--engine", "in-process")
     settings = ("--set", f"rounds={rounds}", "clients=4", f"dataset={DATA}")
     return called("run", *chosen, "--scenario", "iid", *settings, *place)
 
@@ -123,3 +126,54 @@ def test_mlflow_shows_what_was_asked_for(filled: tuple[Path, str]) -> None:
     for name in (None, "adhoc", GROUP, "adhoc/iid"):
         read = [sorted((of, run.info.run_id) for of, run in one.runs(name)) for one in (open_reader(uri), Reader(uri))]
         assert read[0] == read[1] and len(read[0]) == (2 if name == GROUP else 3)
+
+
+GRID = """
+name: grid
+dataset: "embedded?train=200&test=100"
+training: {rounds: 1, batch_size: 8}
+scenario: {preset: iid, clients: 2}
+scales:
+  first: {settings: [{name: even}]}
+  second:
+    set: {lr: 0.02}
+    settings:
+      - {name: even, published: {table: 1}}
+      - name: skewed
+        set: {scenario: label-skew, clients: 2, participation: 1.0, min_client_size: 2}
+        published: {table: 2}
+rows:
+  - {method: fedavg, label: plain, published: {}}
+  - {method: fst-cbdg, set: {labels: hidden}, only: [skewed]}
+"""
+
+
+def test_scale_and_setting_choose_the_cells(fedbench, tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(GRID)
+    shown = fedbench("run", "--suite", "grid.yaml", "--dry-run", "--cache-dir", "cache").out
+    assert "plain · clip:embedded" in shown and "even" in shown and "skewed" not in shown
+    chosen = ("--scale", "second", "--setting", "skewed")
+    shown = fedbench("run", "--suite", "grid.yaml", *chosen, "--dry-run", "--cache-dir", "cache").out
+    assert "skewed" in shown and "even" not in shown and "fst-cbdg · clip:embedded (no labels)" in shown
+    none = fedbench("run", "--suite", "grid.yaml", "--method", "fst-cbdg", "--setting", "even", "--dry-run")
+    assert none.code == 2 and "fst-cbdg runs in none of the chosen settings" in none.err
+
+
+def test_results_keep_settings_keys_and_labels_and_tables_come_in_the_suites_order(fedbench, tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(GRID)
+    run = ("run", "--suite", "grid.yaml", "--scale", "second", "--store", "store", "--cache-dir", "cache")
+    assert fedbench(*run, "--setting", "skewed").code == 0
+    again = fedbench(*run)
+    assert "2 of 3 runs are in the store already" in again.out + again.err
+    fedbench("leaderboard", "--suite", "grid.yaml", "--store", "store", "--output", "out")
+    results = pd.read_csv(tmp_path / "out" / "results.csv").set_index(["setting", "method"])
+    assert set(results.index) == {("even", "fedavg"), ("skewed", "fedavg"), ("skewed", "fst-cbdg")}
+    assert set(results["suite_hash"]) == {hashlib.sha256(GRID.encode()).hexdigest()}
+    key = json.loads(results.loc[("skewed", "fedavg"), "published"])
+    assert key == [{"method": "fedavg", "table": "2", "variant": ""}]
+    assert results.loc[("skewed", "fst-cbdg"), "row"] == "fst-cbdg · clip:embedded (no labels)"
+    assert results.loc[("skewed", "fedavg"), "row"] == "plain · clip:embedded"
+    # one table for rows with and without labels, the grid's first setting first though it ran last
+    tables = (tmp_path / "out" / "leaderboard.md").read_text()
+    assert tables.index("even · ") < tables.index("skewed · ")
+    assert tables.count("2 clients · ") == 2

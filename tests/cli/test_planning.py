@@ -1,12 +1,9 @@
 """Planning: a method that fails before its run fails its own row, and rows of new methods find their backbones."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fedbench.cli.app import main
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import load_suite, parse_suite
@@ -74,28 +71,21 @@ rows:
 
 
 @pytest.fixture
-def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
+def fedbench(fedbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """`fedbench ARGUMENTS` beside plugin and suite, its exit code checked: what it says."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("FEDBENCH_CACHE", "cache")
     (tmp_path / "failing.py").write_text(FAILING)
     (tmp_path / "suite.yaml").write_text(SUITE)
 
     def call(code: int, *arguments: str) -> str:
-        monkeypatch.setattr(
-            sys, "argv", ["fedbench", *arguments, *([] if "--cache-dir" in arguments else ["--cache-dir", "cache"])]
-        )
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        assert (ended.value.code or 0) == code, captured.out + captured.err
-        assert "Traceback" not in captured.out + captured.err
-        return captured.out + captured.err
+        ended = fedbench(*arguments)
+        assert ended.code == code, ended
+        return ended.out + ended.err
 
     return call
 
 
-def test_a_method_that_fails_before_its_run_fails_its_own_row_of_a_dry_run(fedbench: Callable[..., str]) -> None:
+def test_a_method_that_fails_before_its_run_fails_its_own_row_of_a_dry_run(fedbench) -> None:
     said = fedbench(1, "run", "--suite", "suite.yaml", "--plugin", "failing.py", "--dry-run")
     lines = said.splitlines()
     assert "suite planning: 4 runs" in lines
@@ -109,16 +99,14 @@ def test_a_method_that_fails_before_its_run_fails_its_own_row_of_a_dry_run(fedbe
 
 
 def test_a_method_that_raises_keyboard_interrupt_in_a_process_of_its_own_fails_its_row(
-    fedbench: Callable[..., str],
+    fedbench,
 ) -> None:
-    given = ("--plugin", "failing.py", "--backbone", "convnet", "--scenario", "iid", "--set", f"dataset={DATASET}")
+    given = ("--plugin", "failing.py", "--set", "backbone=convnet", "--scenario", "iid", "--set", f"dataset={DATASET}")
     said = fedbench(1, "run", "--method", "interrupts", *given, "clients=2", "--dry-run")
     assert "failed: interrupts · convnet: KeyboardInterrupt" in said
 
 
-def test_a_method_that_fails_before_its_run_is_recorded_as_failed_and_others_finish(
-    fedbench: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_method_that_fails_before_its_run_is_recorded_as_failed_and_others_finish(fedbench, tmp_path: Path) -> None:
     said = fedbench(1, "run", "--suite", "suite.yaml", "--plugin", "failing.py", "--engine", "in-process")
     client = open_store(store_uri(str(tmp_path / "fedbench-store")), create=False)
     ends = {run.data.params["method"]: run for _, run in runs_of(client, "planning")}
@@ -129,7 +117,7 @@ def test_a_method_that_fails_before_its_run_is_recorded_as_failed_and_others_fin
         assert f"failed: {method} · convnet, seed 0: {reason}" in said
 
 
-def test_tuning_leaves_out_the_row_whose_method_fails(fedbench: Callable[..., str]) -> None:
+def test_tuning_leaves_out_the_row_whose_method_fails(fedbench) -> None:
     arguments = ("--suite", "suite.yaml", "--plugin", "failing.py", "--dry-run")
     said = fedbench(1, "tune", *arguments, "--method", "in-build-model", "--method", "fedavg")
     assert "failed: in-build-model · convnet: AttributeError" in said and "1 study of" in said
@@ -231,7 +219,7 @@ def of_fedavg(suite: str, folder: Path) -> tuple[object, dict[str, bytes]]:
 
 @pytest.mark.slow
 def test_what_methods_do_to_their_process_while_planned_fails_their_own_rows_and_no_other(
-    fedbench: Callable[..., str], tmp_path: Path
+    fedbench, tmp_path: Path
 ) -> None:
     (tmp_path / "spoiling.py").write_text(FAILING.partition("class InInit")[0] + SPOILING)
     rows = ", ".join(f"{{method: {name}}}" for name in (*SPOILED, "fedavg"))
@@ -254,7 +242,7 @@ def test_what_methods_do_to_their_process_while_planned_fails_their_own_rows_and
     assert "2 of 2" in next(line for line in said.splitlines() if line.startswith("fedavg"))
 
 
-def test_data_that_cannot_be_loaded_stop_every_row(fedbench: Callable[..., str]) -> None:
+def test_data_that_cannot_be_loaded_stop_every_row(fedbench) -> None:
     arguments = ("run", "--suite", "suite.yaml", "--plugin", "failing.py", "--dry-run")
     for more in ((), ("--engine", "in-process")):
         said = fedbench(2, *arguments, *more, "--dataset", "imagefolder:missing")
@@ -342,19 +330,21 @@ def test_rows_of_new_methods_on_the_suites_own_backbone_are_the_runs_they_always
 
 
 def test_the_plan_says_on_which_backbones_a_new_method_runs_and_leaves_out_those_it_is_not_for(
-    fedbench: Callable[..., str], tmp_path: Path
+    fedbench, tmp_path: Path
 ) -> None:
     (tmp_path / "two.yaml").write_text(TWO)
     arguments = ("run", "--suite", "two.yaml", "--dry-run")
     said = fedbench(0, *arguments, "--method", "fedclip")
     assert (
         "fedclip has no row in suite two; it runs on clip:embedded with the suite's settings and on convnet with "
-        "labels=visible from the row fedavg; not on resnet8 (--backbone chooses one)" in said
+        "labels=visible from the row fedavg; not on resnet8 (--set backbone=NAME chooses one)" in said
     )
     assert "fedclip · convnet is left out: fedclip needs a CLIP backbone, not 'convnet'" in said
     assert "suite two: 1 run\n" in said
     # whoever asks for that backbone is refused
-    assert "fedclip needs a CLIP backbone" in fedbench(2, *arguments, "--method", "fedclip", "--backbone", "convnet")
+    assert "fedclip needs a CLIP backbone" in fedbench(
+        2, *arguments, "--method", "fedclip", "--set", "backbone=convnet"
+    )
     assert "has no row" not in fedbench(0, *arguments, "--method", "clip-zs")
     tuned = fedbench(0, "tune", "--suite", "two.yaml", "--dry-run", "--method", "fedclip")
     assert "fedclip · convnet is left out" in tuned and "fedclip · clip:embedded" in tuned

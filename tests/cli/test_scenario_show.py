@@ -6,7 +6,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 from rich.text import Text
 
-from fedbench.cli.app import main
-from fedbench.cli.partition import histogram
+from fedbench.cli.commands.scenario import histogram
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import ClientShard, Dataset, Federation, Split, TensorImages
 from fedbench.scenarios import drawing
@@ -236,34 +235,13 @@ def test_a_failed_drawing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytes
 # the command
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Ended]
 Data = Callable[[Dataset], None]
 
 
 @pytest.fixture
-def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+def show(fedbench):
     """`fedbench scenario show ARGUMENTS` in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("FEDBENCH_DATA", "FEDBENCH_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-
-    def call(*arguments: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["fedbench", "scenario", "show", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return Ended(ended.value.code if isinstance(ended.value.code, int) else 0, captured.out, captured.err)
-
-    return call
+    return lambda *arguments: fedbench("scenario", "show", *arguments)
 
 
 @pytest.fixture
@@ -287,20 +265,20 @@ def as_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 ONE_CLASS_EACH = ("--set", "partition=classes_per_client", "--set", "classes_per_client=1", "--set", "clients=4")
 
 
-def cells_of(shown: Ended, client: int) -> list[str]:
+def cells_of(shown, client: int) -> list[str]:
     """The cells of the client's line."""
     line = next(line for line in shown.out.splitlines() if line.split()[:1] == [str(client)])
     return [part.strip() for part in line.split("  ") if part.strip()]
 
 
-def total(shown: Ended, name: str) -> str:
+def total(shown, name: str) -> str:
     """What the totals say of ``name``."""
     line = next(line for line in shown.out.splitlines() if line.startswith(f"{name}  "))
     return line.removeprefix(name).strip()
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_pipe_gets_plain_text_with_a_line_a_client_and_totals(show: Command) -> None:
+def test_a_pipe_gets_plain_text_with_a_line_a_client_and_totals(show) -> None:
     shown = show("iid", *ONE_CLASS_EACH, "--set", "participation=0.5")
     assert shown.code == 0, shown.err
     assert "\x1b" not in shown.out
@@ -330,7 +308,7 @@ def test_a_pipe_gets_plain_text_with_a_line_a_client_and_totals(show: Command) -
         ("--set", "clients=4", "iid", "participation=0.5"),
     ],
 )
-def test_several_settings_follow_one_set_as_in_run(show: Command, words: tuple[str, ...]) -> None:
+def test_several_settings_follow_one_set_as_in_run(show, words: tuple[str, ...]) -> None:
     shown = show(*words)
     assert shown.out.startswith("scenario iid with clients=4, participation=0.5; data set embedded, seed 0\n"), (
         shown.err
@@ -339,20 +317,13 @@ def test_several_settings_follow_one_set_as_in_run(show: Command, words: tuple[s
 
 
 @pytest.mark.usefixtures("tiny")
-def test_settings_behind_set_need_no_scenario_with_a_suite(show: Command) -> None:
+def test_settings_behind_set_need_no_scenario_with_a_suite(show) -> None:
     shown = show("--suite", "longtail", "--set", "clients=2", "partition=iid", "imbalance_factor=5")
     assert shown.out.startswith("suite longtail with clients=2, partition=iid, imbalance_factor=5; "), shown.err
-    twice = show("iid", "--set", "clients=2", "clients=3")
-    assert (twice.code, twice.err) == (
-        2,
-        "error: clients is set twice, by 'clients=2' and 'clients=3'; leave one out.\n",
-    )
-    names = show("iid", "shards", "--set", "clients=2")
-    assert (names.code, names.err) == (2, "error: 'iid' and 'shards' are several scenarios to show; give one.\n")
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_long_tail_shows_its_groups_and_counts(show: Command, use: Data) -> None:
+def test_a_long_tail_shows_its_groups_and_counts(show, use: Data) -> None:
     use(dataset(classes=3, each=100))
     shown = show("longtail", "--set", "clients=2", "--set", "partition=iid", "--set", "imbalance_factor=100")
     # floor(100 / 100^(c/2)) = 100, 10, 1 of 111: the first has 90 % > 75 %, so it is mid; 99 % and 100 % are tail
@@ -362,7 +333,7 @@ def test_a_long_tail_shows_its_groups_and_counts(show: Command, use: Data) -> No
     assert total(shown, "client sizes") == "55 to 56, median 55.5; largest over smallest 1.0"
 
 
-def test_domains_have_a_column_where_clients_differ_in_them(show: Command, use: Data) -> None:
+def test_domains_have_a_column_where_clients_differ_in_them(show, use: Data) -> None:
     use(dataset(domains=2))
     skewed = show("feature-skew")
     assert [cells_of(skewed, client)[6] for client in (0, 1)] == ["photo", "sketch"]
@@ -374,7 +345,7 @@ def test_domains_have_a_column_where_clients_differ_in_them(show: Command, use: 
     assert total(alike, "domains") == "photo, sketch; 2 of 2 clients with all of them"
 
 
-def test_a_held_out_domain_is_named(show: Command, use: Data) -> None:
+def test_a_held_out_domain_is_named(show, use: Data) -> None:
     use(dataset(domains=3, each=30))
     shown = show("leave-one-domain-out", "--set", "holdout_domain=sketch")
     assert total(shown, "held out") == "sketch: only tested, no client trains on it"
@@ -383,7 +354,7 @@ def test_a_held_out_domain_is_named(show: Command, use: Data) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_unseen_classes_are_counted_and_named(show: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unseen_classes_are_counted_and_named(show, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("--set", "unseen_classes=0.5", "--set", "clients=2")
     shown = show("iid", *settings)
     assert shown.out.splitlines()[2] == "Unseen in training: 2 of 4 classes (4 test samples): kind 2, kind 3."
@@ -396,7 +367,7 @@ def test_unseen_classes_are_counted_and_named(show: Command, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("tiny")
-def test_hidden_labels_dropout_and_tuning_splits_are_told(show: Command) -> None:
+def test_hidden_labels_dropout_and_tuning_splits_are_told(show) -> None:
     settings = ("labels=hidden", "dropout=0.25", "validation=0.2", "clients=2")
     shown = show("iid", *(part for setting in settings for part in ("--set", setting)))
     assert total(shown, "labels").startswith("hidden")
@@ -407,7 +378,7 @@ def test_hidden_labels_dropout_and_tuning_splits_are_told(show: Command) -> None
     assert "test split is no part" in total(shown, "tuning")
 
 
-def test_a_class_nobody_holds_is_named(show: Command, use: Data) -> None:
+def test_a_class_nobody_holds_is_named(show, use: Data) -> None:
     data = dataset()
     use(replace(data, classnames=(*data.classnames, "ghost")))
     shown = show("iid", "--set", "clients=2")
@@ -415,7 +386,7 @@ def test_a_class_nobody_holds_is_named(show: Command, use: Data) -> None:
     assert total(shown, "class counts") == "0 (ghost) to 10 (kind 0); imbalance factor ∞"
 
 
-def test_of_many_clients_a_selection_is_shown_and_all_on_request(show: Command, use: Data) -> None:
+def test_of_many_clients_a_selection_is_shown_and_all_on_request(show, use: Data) -> None:
     use(dataset(classes=10, each=100))
     asked = ("label-skew", "--set", "clients=50", "--set", "min_client_size=1", "--set", "dirichlet_alpha=0.1")
     part, whole = show(*asked), show(*asked, "--all")
@@ -437,7 +408,7 @@ def test_of_many_clients_a_selection_is_shown_and_all_on_request(show: Command, 
 
 
 def test_a_terminal_of_100_columns_is_not_exceeded_whatever_the_classes(
-    show: Command, use: Data, monkeypatch: pytest.MonkeyPatch
+    show, use: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_terminal(monkeypatch)
     use(dataset(classes=100, each=20, domains=2))
@@ -454,7 +425,7 @@ def test_a_terminal_of_100_columns_is_not_exceeded_whatever_the_classes(
     assert len(bars) == math.ceil(100 / width) >= 30
 
 
-def test_in_a_pipe_up_to_60_classes_have_a_block_each(show: Command, use: Data) -> None:
+def test_in_a_pipe_up_to_60_classes_have_a_block_each(show, use: Data) -> None:
     use(dataset(classes=60, each=4))
     shown = show("iid", "--set", "clients=2")
     assert len(cells_of(shown, 0)[-1]) == 60
@@ -466,7 +437,7 @@ def test_in_a_pipe_up_to_60_classes_have_a_block_each(show: Command, use: Data) 
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_seed_decides_the_partition(show: Command) -> None:
+def test_the_seed_decides_the_partition(show) -> None:
     asked = ("iid", "--set", "clients=3")
     assert show(*asked).out == show(*asked).out
     first, other = show(*asked).out.splitlines()[1:], show(*asked, "--seed", "1").out.splitlines()[1:]
@@ -474,7 +445,7 @@ def test_the_seed_decides_the_partition(show: Command) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_png_is_drawn_and_named(show: Command, tmp_path: Path) -> None:
+def test_the_png_is_drawn_and_named(show, tmp_path: Path) -> None:
     shown = show("iid", *ONE_CLASS_EACH, "--png", "pictures/one.PNG")
     assert shown.code == 0, shown.err
     assert shown.out.endswith("drawn into pictures/one.PNG\n")
@@ -508,7 +479,7 @@ def grid(tmp_path: Path) -> str:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_suites_setting_has_its_scenario_and_data_whatever_its_rows_change(show: Command, grid: str) -> None:
+def test_a_suites_setting_has_its_scenario_and_data_whatever_its_rows_change(show, grid: str) -> None:
     two = show("--suite", grid, "--setting", "two")
     assert total(two, "participation") == "2 of 2 clients in a round"
     four = show("--suite", grid, "--setting", "four", "--seed", "3")
@@ -519,7 +490,7 @@ def test_a_suites_setting_has_its_scenario_and_data_whatever_its_rows_change(sho
 
 
 @pytest.mark.usefixtures("tiny")
-def test_what_is_set_overrules_the_suite_and_the_dataset_option(show: Command, grid: str) -> None:
+def test_what_is_set_overrules_the_suite_and_the_dataset_option(show, grid: str) -> None:
     shown = show("--suite", grid, "--setting", "four", "--set", "clients=8", "--dataset", "cifar10")
     assert total(shown, "participation") == "8 of 8 clients in a round"
     assert "data set cifar10," in shown.out
@@ -527,65 +498,14 @@ def test_what_is_set_overrules_the_suite_and_the_dataset_option(show: Command, g
     assert "data set cifar100," in both.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        ([], ["nothing to show", "longtail", "--suite NAME"]),
-        (["longtial"], ["unknown scenario 'longtial'", "'longtail'", "fedbench list scenarios"]),
-        (["iid", "--suite", "longtail"], ["two answers", "--set scenario=iid"]),
-        (["iid", "--setting", "two"], ["--setting and --scale", "give --suite"]),
-        (["iid", "--scale", "paper"], ["--setting and --scale", "give --suite"]),
-        (["--suite", "longtial"], ["unknown suite 'longtial'", "'longtail'"]),
-        (["--suite", "grid.yaml"], ["2 settings at scale 'small'", "--setting", "'two', 'four'"]),
-        (["--suite", "grid.yaml", "--setting", "fuor"], ["unknown setting", "'four'"]),
-        (["--suite", "grid.yaml", "--scale", "lrge"], ["unknown scale", "'large'"]),
-        (["--suite", "longtail", "--setting", "x"], ["has no settings to choose from"]),
-        (["iid", "--set", "clients"], ["is not key=value"]),
-        (["iid", "--set", "cleints=3"], ["unknown setting 'cleints'", "did you mean 'clients'"]),
-        (["iid", "--set", "scenario.cleints=3"], ["unknown scenario setting 'cleints'", "'clients'"]),
-        (["iid", "--set", "clients=0"], ["scenario.clients='0'", "greater than or equal to 1"]),
-        (["iid", "--set", "fedprox.mu=1"], ["--set fedprox.mu", "fedprox's own settings"]),
-        (["iid", "--set", "fedprx.mu=1"], ["unknown method 'fedprx'", "'fedprox'"]),
-        (["iid", "--set", "fedprox.dataset=x"], ["--set fedprox.dataset", "fedprox's own settings"]),
-        (["iid", "--set", "rounds=3"], ["--set rounds", "doesn't depend on it"]),
-        (["iid", "--set", "backbone=convnet"], ["--set backbone", "doesn't depend on it"]),
-        (["iid", "--set", "seed=3"], ["give --seed"]),
-        (["iid", "--dataset", "embeded"], ["unknown data set 'embeded'", "'embedded'"]),
-        (["iid", "--png", "one.jpg"], ["--png 'one.jpg' is not a .png, .pdf or .svg file"]),
-        (["iid", "--png", "png"], ["--png 'png' is not a .png, .pdf or .svg file"]),
-    ],
-    ids=" ".join,
-)
-def test_bad_input_is_one_message_and_exit_code_2(
-    show: Command, grid: str, arguments: list[str], parts: list[str]
-) -> None:
-    ended = show(*arguments)
-    assert ended.code == 2
-    assert ended.out == ""
-    assert ended.err.startswith("error: ")
-    assert ended.err.count("\n") == 1
-    for part in parts:
-        assert part in ended.err
-
-
 @pytest.mark.usefixtures("tiny")
-def test_what_the_data_cannot_give_is_an_error_of_the_scenario(show: Command) -> None:
+def test_what_the_data_cannot_give_is_an_error_of_the_scenario(show) -> None:
     assert "needs data with domains" in show("feature-skew").err
     assert "without a sample" in show("iid", "--set", "clients=41").err
 
 
-def test_a_data_set_whose_own_code_fails_is_told_in_a_sentence(show: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_whose_own_code_fails_is_told_in_a_sentence(show, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedbench.datasets.load_dataset", lambda *_, **__: [][1])
     shown = show("iid")
     assert shown.code == 2
     assert "data set 'embedded' can't be loaded: IndexError: list index out of range (" in " ".join(shown.err.split())
-
-
-def test_the_help_has_an_example(
-    show: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "Example: fedbench scenario show" in show("--help").out
-    monkeypatch.setattr(sys, "argv", ["fedbench", "--help"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "scenario" in capsys.readouterr().out

@@ -30,8 +30,7 @@ from rich.text import Text
 from safetensors.torch import save_file
 
 import fedbench
-from fedbench.cli.commands import ui as ui_command
-from fedbench.cli.console import cell, complain, console, say, table
+from fedbench.cli.commands import reading as ui_command
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.datasets import load_dataset
@@ -47,6 +46,7 @@ from fedbench.tracking.recording import begin_run, end_run, log, metrics_at
 from fedbench.tracking.schema import SEAL, seal_of, store_uri
 from fedbench.tracking.store import experiment_of, open_store, runs_of
 from fedbench.tuning.storage import open_storage
+from fedbench.workflow.console import cell, complain, console, say, table
 from fedbench_boards.leaderboard.results import load_results
 from fedbench_embedded import weights as shipped
 

@@ -76,9 +76,9 @@ def test_they_are_listed_and_described_with_package_and_version() -> None:
 def test_the_suite_runs_and_its_runs_are_of_the_code_of_all_that_it_names(tmp_path: Path) -> None:
     store, arguments = str(tmp_path / "store"), ("run", "--suite", "example-suite", "--set", "metrics=example_tail_f1")
     further = ("--store", store, "--cache-dir", str(tmp_path), "--data-dir", str(tmp_path), "--engine", "in-process")
-    first = said(*arguments, *further, "--plain")
+    first = said(*arguments, *further)
     assert "example-median" in first
-    assert "2 of 2 runs" in said(*arguments, *further, "--plain")
+    assert "2 of 2 runs" in said(*arguments, *further)
     spec = RunSpec(
         dataset="example-scans",
         scenario=Scenario(partition="example-halving"),
@@ -190,7 +190,7 @@ def test_runs_in_processes_of_their_own_know_a_plugin_files_backbone(tmp_path: P
     file = tmp_path / "mine.py"
     file.write_text(FILE)
     sets = ("--set", "rounds=1", "backbone=small", "partition=alternating", "dataset=embedded?train=100&test=20")
-    places = ("--store", str(tmp_path / "store"), "--cache-dir", str(tmp_path), "--plain")
+    places = ("--store", str(tmp_path / "store"), "--cache-dir", str(tmp_path))
     words = ("run", "--method", "fedavg", "--scenario", "iid", "--plugin", str(file), *sets)
     assert "alternating" in said(*words, "clients=3", *places)
 
@@ -218,7 +218,7 @@ def test_the_readmes_partition_and_metric_run_as_written(tmp_path: Path) -> None
     small = ("rounds=1", "clients=4", "imbalance=none", "dataset=embedded?train=200&test=40")
     run, board = (shlex.split(line)[1:] for line in commands)
     words = [str(file) if word == "mine.py" else word for word in run]
-    places = ("--cache-dir", str(tmp_path), "--engine", "in-process", "--plain")
+    places = ("--cache-dir", str(tmp_path), "--engine", "in-process")
     assert "fedavg" in said(*words, *small, *store, *places)
     words = [str(file) if word == "mine.py" else word for word in board]
     assert "sure errors" in said(*words, *store)

@@ -119,7 +119,7 @@ def test_end_to_end_from_the_files_to_a_table_that_gives_the_same_federation(lay
         )
     budget = ("--set", "rounds=1", "backbone=fedavg-cnn", "batch_size=4", "lr=0.01")
     run = ("run", "--method", "fedavg", "--scenario", "natural", "--dataset", name, *budget)
-    done = said(*run, *folders, "--store", str(tmp_path / "store"), "--engine", "in-process", "--plain")
+    done = said(*run, *folders, "--store", str(tmp_path / "store"), "--engine", "in-process")
     assert "fedavg" in done and f"{len(natural.clients)} clients" in done
 
 

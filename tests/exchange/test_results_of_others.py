@@ -80,7 +80,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     one = Made(tmp_path_factory.mktemp("exchange"))
     Path(one.suite).write_text(SUITE, encoding="utf-8")
     stored = ("--suite", one.suite, "--store", one.store)
-    assert call("run", *stored, "--cache-dir", one.cache, "--engine", "in-process", "--plain") == 0
+    assert call("run", *stored, "--cache-dir", one.cache, "--engine", "in-process") == 0
     assert call("leaderboard", *stored, "--output", str(one.place / "out")) == 0
     return one
 
@@ -536,7 +536,7 @@ def brittle(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Brittle:
     (one.place / "toy.yaml").write_text(SUITE.replace("fedprox", "brittle"), encoding="utf-8")
     (one.place / "brittle.py").write_text(DIVERGING, encoding="utf-8")
     stored = ("--store", str(one.place / "store"))
-    assert call("run", *one.options, *stored, "--plain", *_here(one.cache)) == 1
+    assert call("run", *one.options, *stored, *_here(one.cache)) == 1
     assert call("leaderboard", *one.options, *stored, "--output", str(one.place / "out")) == 0
     return one
 
@@ -668,7 +668,7 @@ def test_rows_beside_the_suite_are_told(made: Made, tmp_path: Path) -> None:
     suite = tmp_path / "toy.yaml"
     suite.write_text(SUITE, encoding="utf-8")
     stored = ("--suite", str(suite), "--store", str(tmp_path / "store"))
-    place = ("--cache-dir", made.cache, "--engine", "in-process", "--plain")
+    place = ("--cache-dir", made.cache, "--engine", "in-process")
     assert call("run", *stored, *place, "--method", "fedavg", "--seed", "0", "--set", "lr=0.02") == 0
     assert call("leaderboard", *stored, "--output", str(tmp_path / "out")) == 0
     notes = check_folder(tmp_path / "out", str(suite)).notes

@@ -241,7 +241,7 @@ def test_figures_of_measures_and_models_are_drawn_from_a_store(tmp_path):
     suite.write_text("\n".join([*text, *(f"  - {row}" for row in rows)]) + "\n")
     given = ["--suite", str(suite), "--store", str(tmp_path / "store")]
     runner = CliRunner()
-    ran = runner.invoke(app, ["run", *given, "--engine", "in-process", "--plain", "--data-dir", str(tmp_path)])
+    ran = runner.invoke(app, ["run", *given, "--engine", "in-process", "--data-dir", str(tmp_path)])
     assert ran.exit_code == 0, ran.output
     for kind, *more in (
         ("layers", "--method", "cka+drift"),

@@ -11,9 +11,9 @@ import pytest
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
-from fedbench.python.results import load
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.schema import store_uri
+from fedbench.workflow.results import load
 from fedbench_boards.leaderboard.board import leaderboard
 from fedbench_boards.leaderboard.figures import _of_rounds
 from fedbench_boards.leaderboard.page.data import page_of

@@ -34,7 +34,7 @@ def run(folder: Path, *further: str) -> tuple[int, str]:
     """How `fedbench run` of the method ends, and what it says."""
     (folder / "debugged.py").write_text(METHOD)
     sets = ("--set", "rounds=1", "clients=4", "dataset=embedded?train=200&test=40")
-    words = ("run", "--method", "debugged", "--plugin", str(folder / "debugged.py"), "--scenario", "iid", "--plain")
+    words = ("run", "--method", "debugged", "--plugin", str(folder / "debugged.py"), "--scenario", "iid")
     places = ("--store", str(folder / "store"), "--cache-dir", str(folder / "cache"))
     done = CliRunner().invoke(app, [*words, *sets, *places, *further])
     return done.exit_code, " ".join(done.output.split())

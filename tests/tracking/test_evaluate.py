@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedbench.cli.app import main
-from fedbench.cli.commands.evaluate import number
+from fedbench.cli.commands.reading import number
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.records import RoundRecord, RunInfo, RunResult

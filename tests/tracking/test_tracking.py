@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 import pytest
 
-from fedbench.cli.commands.ui import ui
+from fedbench.cli.commands.reading import ui
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl, plugin_manager, relay
 from fedbench.core.method.tasks import ClientTask
@@ -388,7 +388,7 @@ def test_a_request_is_recorded_without_folders_of_this_machine(tmp_path: Path) -
         suite=str(tmp_path / "my suite.yaml"),
         methods=("a+b",),
         seeds=(1, 2),
-        sets=("dataset=cifar10", "fedprox.mu=0.1"),
+        sets=(("dataset", "cifar10"), ("fedprox.mu", "0.1")),
         plugin_files=(tmp_path / "mine.py",),
         tuned="first study",
     )
@@ -732,7 +732,7 @@ def test_a_commands_run_has_the_leaderboard_and_its_best_row(tmp_path: Path) -> 
     from fedbench_boards.leaderboard.results import load_results
 
     sets = ("--set", "rounds=1", "clients=4", "dataset=embedded?train=200&test=40")
-    words = ("run", "--method", "fedavg", "--scenario", "iid", "--engine", "in-process", "--plain", *sets)
+    words = ("run", "--method", "fedavg", "--scenario", "iid", "--engine", "in-process", *sets)
     done = CliRunner().invoke(app, [*words, "--store", str(tmp_path / "store"), "--cache-dir", str(tmp_path)])
     assert done.exit_code == 0, done.output
     uri = store_uri(str(tmp_path / "store"))

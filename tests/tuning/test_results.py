@@ -16,7 +16,6 @@ from optuna.trial import TrialState
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import BUDGET, RunSpec
-from fedbench.python.screens import screen_for
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
@@ -43,6 +42,7 @@ from fedbench.tuning.space import defaults_of
 from fedbench.tuning.storage import open_storage, storage_url
 from fedbench.tuning.studies import Budget, open_study, record_of
 from fedbench.tuning.trial import claim, trial_specs
+from fedbench.workflow.screens import screen_for
 from fedbench.workflow.studies import SEEDS, Wanted, budget_of, unused_seeds
 from fedbench_boards.gaps import gap_of, write
 from tests.tuning import toys

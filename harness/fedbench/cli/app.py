@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from fedbench.cli.commands.advise import advise
 from fedbench.cli.commands.cache import cache
-from fedbench.cli.commands.check import check
-from fedbench.cli.commands.describe import describe
-from fedbench.cli.commands.evaluate import evaluate
-from fedbench.cli.commands.figure import figure
-from fedbench.cli.commands.leaderboard import leaderboard
-from fedbench.cli.commands.listing import list_known
-from fedbench.cli.commands.map import map_
-from fedbench.cli.commands.merge import merge
-from fedbench.cli.commands.new import new
-from fedbench.cli.commands.publish import publish
+from fedbench.cli.commands.describing import describe, list_known
+from fedbench.cli.commands.exchanging import merge, submit, verify
+from fedbench.cli.commands.mapping import advise, map_, publish
+from fedbench.cli.commands.plugins import check, new
+from fedbench.cli.commands.reading import evaluate, figure, leaderboard, ui
 from fedbench.cli.commands.run import run
 from fedbench.cli.commands.scenario import scenario
 from fedbench.cli.commands.study import study
-from fedbench.cli.commands.submit import submit, verify
 from fedbench.cli.commands.tune import tune
-from fedbench.cli.commands.ui import ui
-from fedbench.cli.console import OutputLost, complain, guard_output, say
 from fedbench.core.errors import FedbenchError
 from fedbench.core.version import __version__
 from fedbench.kinds.registry import plugins_everywhere
+from fedbench.workflow.console import OutputLost, complain, guard_output, say
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -91,26 +84,26 @@ def _options(
     """Options of the command itself."""
 
 
-app.command("run", epilog="Example: fedbench run --suite longtail --seed 0 --set rounds=50")(run)
-app.command("tune", epilog="Example: fedbench tune --suite longtail --method clip2fl --trials 20")(tune)
-app.command("study", epilog="Example: fedbench study longtail --output figures")(study)
-app.command("list", epilog="Example: fedbench list methods")(list_known)
-app.command("describe", epilog="Example: fedbench describe fedprox, or a stack: fedbench describe fedclip+fedprox")(
-    describe
-)
-app.command("check", epilog="Example: fedbench check mine --plugin mine.py")(check)
-app.command("leaderboard", epilog="Example: fedbench leaderboard --suite longtail --output leaderboards/longtail")(
-    leaderboard
-)
-app.command("advise", epilog="Example: fedbench advise --counts clients.csv --participation 0.4 --max-mb 10")(advise)
-app.command("map", epilog="Example: fedbench map --suite map --jobs 2 --output leaderboards")(map_)
-app.command("publish", epilog="Example: fedbench publish --suite longtail --trials 20 --output leaderboards")(publish)
-app.command("evaluate", epilog="Example: fedbench evaluate 3f2a, with the first digits of a run's id")(evaluate)
-app.command("figure", epilog="Example: fedbench figure sweep --suite fedglcl --by fedglcl.tau -o tau.pdf")(figure)
-app.command("submit", epilog="Example: fedbench submit leaderboards/longtail")(submit)
-app.command("verify", epilog="Example: fedbench verify leaderboards/longtail --share 0.1")(verify)
-app.command("merge", epilog="Example: fedbench merge theirs ours --into all")(merge)
-app.command("ui", epilog="Example: fedbench ui --port 8080")(ui)
+_COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "run": (run, "fedbench run --suite longtail --seed 0 --set rounds=50"),
+    "tune": (tune, "fedbench tune --suite longtail --method clip2fl --trials 20"),
+    "study": (study, "fedbench study longtail --output figures"),
+    "list": (list_known, "fedbench list methods"),
+    "describe": (describe, "fedbench describe fedprox, or a stack: fedbench describe fedclip+fedprox"),
+    "check": (check, "fedbench check mine --plugin mine.py"),
+    "leaderboard": (leaderboard, "fedbench leaderboard --suite longtail --output leaderboards/longtail"),
+    "advise": (advise, "fedbench advise --counts clients.csv --participation 0.4 --max-mb 10"),
+    "map": (map_, "fedbench map --suite map --jobs 2 --output leaderboards"),
+    "publish": (publish, "fedbench publish --suite longtail --trials 20 --output leaderboards"),
+    "evaluate": (evaluate, "fedbench evaluate 3f2a, with the first digits of a run's id"),
+    "figure": (figure, "fedbench figure sweep --suite fedglcl --by fedglcl.tau -o tau.pdf"),
+    "submit": (submit, "fedbench submit leaderboards/longtail"),
+    "verify": (verify, "fedbench verify leaderboards/longtail --share 0.1"),
+    "merge": (merge, "fedbench merge theirs ours --into all"),
+    "ui": (ui, "fedbench ui --port 8080"),
+}
+for _name, (_verb, _example) in _COMMANDS.items():
+    app.command(_name, epilog=f"Example: {_example}")(_verb)
 app.add_typer(new, name="new")
 app.add_typer(scenario, name="scenario")
 app.add_typer(cache, name="cache")

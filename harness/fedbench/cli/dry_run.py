@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fedbench.cli.console import cell, complain, console, gigabytes, megabytes, say, table
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.datasets.catalogue import card_of
@@ -13,6 +12,7 @@ from fedbench.plugins.assembly import AROUND
 from fedbench.rounds.executors.gradients import MEMORY
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite, asked_for
+from fedbench.workflow.console import cell, complain, console, gigabytes, megabytes, say, table
 from fedbench.workflow.plan import AbsentRow, FailedRow, PlannedRow, SuitePlan
 
 

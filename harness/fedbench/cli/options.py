@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.files import expanded
 from fedbench.kinds.registry import PLUGIN_FILES
+from fedbench.workflow.asking import CACHE_DIR as CACHE_DIR
+from fedbench.workflow.asking import DATA_DIR as DATA_DIR
+from fedbench.workflow.asking import all_assignments as all_assignments
+
+if TYPE_CHECKING:
+    from fedbench.runs.prepare import Settings
 
 MOST = 1e9
 """Seconds or GB: the system's clocks and limits take no more."""
@@ -23,6 +28,7 @@ def finite(number: float | None) -> float | None:
     return number
 
 
+SuiteName = Annotated[str | None, typer.Option("--suite", metavar="NAME|FILE", help="A suite by name, or a YAML file.")]
 Store = Annotated[
     str | None,
     typer.Option(metavar="FOLDER|URI", help="Where runs are kept."),
@@ -75,35 +81,24 @@ Further = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Further settings behind the first --set.", show_default=False),
 ]
+Dataset = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Same as --set dataset=NAME; picks a grid's settings.")
+]
 Method = Annotated[
     list[str] | None, typer.Option("--method", metavar="METHOD", help="Only these rows, or others (a+b); repeat it.")
 ]
 On = Annotated[list[str] | None, typer.Option(metavar="BACKBONE", help="Only rows on this backbone; repeat it.")]
-Seed = Annotated[list[int] | None, typer.Option(metavar="INT", help="Only these seeds; repeat it.", min=0)]
+Seed = Annotated[list[int] | None, typer.Option(metavar="INT", help="These seeds, not the suite's; repeat it.", min=0)]
 Scale = Annotated[str, typer.Option(metavar="NAME", help="The suite's grid at this scale; else its first.")]
 Setting = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these settings of the grid; repeat it.")]
-DATA_DIR, CACHE_DIR = Path("data"), Path("~/.cache/fedbench")
-
-
-def all_assignments(
-    given: Sequence[str] | None, further: Sequence[str] | None, **shorthands: str | None
-) -> tuple[str, ...]:
-    """The settings of ``shorthands``, those ``given`` by ``--set``, and those behind it, which need no ``--set``.
-
-    FedbenchError for a word that is none, and for a setting that is set twice.
-    """
-    texts: dict[str, str] = {}
-    short = tuple(f"{key}={value}" for key, value in shorthands.items() if value is not None)
-    for word in (*short, *(given or ()), *(further or ())):
-        key, sign, _ = word.partition("=")
-        if not sign and word in (further or ()):
-            raise FedbenchError(
-                f"unexpected argument {word!r}: settings are KEY=VALUE, a suite is --suite {word}, a method --method "
-                f"{word}."
-            )
-        if texts.setdefault(key.strip(), word) != word:
-            raise FedbenchError(f"{key.strip()} is set twice, by {texts[key.strip()]!r} and {word!r}; leave one out.")
-    return (*short, *(given or ()), *(further or ()))
+Baseline = Annotated[str | None, typer.Option(metavar="ROW", help="Row, or method, that others are compared with.")]
+Metric = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="What is ranked or drawn: tail, worst_client, ...; else the headline."),
+]
+OutputFolder = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FOLDER", help="A folder of the suite's name is written there.")
+]
 
 
 def plugin_files(given: list[Path] | None) -> tuple[Path, ...]:
@@ -114,3 +109,10 @@ def plugin_files(given: list[Path] | None) -> tuple[Path, ...]:
     files = tuple(path.resolve() for path in given or ())
     PLUGIN_FILES.set(files)
     return files
+
+
+def settings_of(data_dir: Path, cache_dir: Path, plugin: list[Path] | None) -> Settings:
+    """Where runs of a command find what they need."""
+    from fedbench.runs.prepare import Settings
+
+    return Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), plugin_files(plugin))

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.text import Text
 
-from fedbench.cli.console import cell, complain, console, megabytes, resumable, say, table
 from fedbench.core.wording import counted
 from fedbench.runs.prepare import Settings
 from fedbench.tuning.results import StudyResult
@@ -17,6 +16,7 @@ from fedbench.tuning.search import Confirmed, TrialBegan, TrialEvent
 from fedbench.tuning.space import Dimension, defaults_of
 from fedbench.tuning.studies import Budget, Record
 from fedbench.tuning.trial import Tuned
+from fedbench.workflow.console import cell, complain, console, megabytes, resumable, say, table
 from fedbench.workflow.selection import Place, Selection, command_line
 from fedbench.workflow.studies import Planned, search
 from fedbench_boards.gaps import Gap

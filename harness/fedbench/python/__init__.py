@@ -1,1 +1,1 @@
-"""The Python API: what ``fedbench.run`` and the other names of ``fedbench`` are. It does what the command line does."""
+"""`fedbench.tune`; all else that `fedbench` gives Python is in `fedbench.workflow`."""

@@ -9,16 +9,15 @@ from typing import Any
 
 import pandas as pd
 
-from fedbench.cli.console import clock
 from fedbench.cli.tuning import trial_line, values_text
 from fedbench.core.errors import FedbenchError
 from fedbench.core.wording import counted
-from fedbench.python.asking import Folder, Names, assignments, files, folders, names, numbers
-from fedbench.python.screens import CellBar, Notebook, screen_for
 from fedbench.runs.prepare import Settings
 from fedbench.tuning.results import StudyResult
 from fedbench.tuning.search import Confirmed, TrialBegan, TrialEvent
-from fedbench.workflow.screen import Screen
+from fedbench.workflow.asking import Folder, Names, assignments, files, folders, names, numbers
+from fedbench.workflow.console import clock
+from fedbench.workflow.screens import CellBar, Notebook, Screen, screen_for
 from fedbench.workflow.selection import Place, Selection
 from fedbench.workflow.studies import Planned, Wanted, planned, search
 
@@ -57,7 +56,7 @@ def tune(
     """
     screen, plugin_files = screen_for(progress), files(plugins)
     sets = assignments(set, settings)
-    selection = Selection(suite, methods, (0,), sets, plugin_files, scale, names(setting))
+    selection = Selection(methods, (0,), sets, plugin_files, scale, names(setting), suite=suite)
     wanted = Wanted(trials, names(objective), numbers(seeds), names(params), pruner, validation, study, confirm)
     at = Settings(*folders(data_dir, cache_dir), plugin_files)
     plan = planned(selection, wanted, at, _text(store), _text(storage), screen)

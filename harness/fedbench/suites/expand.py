@@ -296,7 +296,7 @@ def text_of_added(suite: Suite, overrides: Overrides) -> Iterator[str]:
             rows = added_rows(suite, method, overrides)
             parts = [f"on {', '.join(added.backbones)} with {_inherited(added, grid.scale)}" for added in rows]
             left = sorted(named - {backbone for added in rows for backbone in added.backbones})
-            beside = f"; not on {', '.join(left)} (--backbone chooses one)" if left else ""
+            beside = f"; not on {', '.join(left)} (--set backbone=NAME chooses one)" if left else ""
             yield f"{method} has no row in suite {suite.name}; it runs {' and '.join(parts)}{beside}"
 
 

@@ -190,7 +190,7 @@ def check_resumes(names: list[str]) -> None:
             half = final_state(run := tiny_run(spec), until=TINY_ROUNDS // 2)
             save_state(half, Path(folder) / f"{name}.safetensors", spec.run_id)
             expected[name] = digest(final_state(run, half))
-        command = [sys.executable, "-m", "fedbench.resume_check", folder, *names, "--", *map(str, PLUGIN_FILES.get())]
+        command = [sys.executable, "-m", "fedbench.testing", folder, *names, "--", *map(str, PLUGIN_FILES.get())]
         try:
             child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=RESUME_SECONDS)
         except subprocess.TimeoutExpired:

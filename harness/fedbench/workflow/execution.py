@@ -1,16 +1,21 @@
-"""Carrying out runs: what is stored is skipped, the rest is run and recorded."""
+"""Carrying out runs: what is stored is skipped, which is said, and the rest is run and recorded."""
 
 from __future__ import annotations
 
 import math
 import signal
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from mlflow.exceptions import MlflowException
+
+from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl, plugin_manager
 from fedbench.core.method.notifications import notifier
 from fedbench.core.spec import RunSpec
@@ -20,17 +25,19 @@ from fedbench.runs.engines import Engine
 from fedbench.runs.engines.claims import Claims, work_folder
 from fedbench.runs.engines.engine import InProcess, Policy, Processes, default_workers, execute, with_cores
 from fedbench.runs.engines.events import Event, RunFailed, notify
+from fedbench.runs.job import checkpoints_of
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite, asked_for
 from fedbench.tracking.databases import check_server
 from fedbench.tracking.listener import Tracking
-from fedbench.tracking.read import stored_runs
+from fedbench.tracking.read import Origin, stored_runs
 from fedbench.tracking.recording import HURRY, Invocation, StoreUnavailable
-from fedbench.tracking.schema import store_uri
+from fedbench.tracking.schema import database_of, folder_at, store_uri
 from fedbench.workflow import plan
-from fedbench.workflow.screen import Screen
+from fedbench.workflow.console import complain, console
+from fedbench.workflow.plan import PlannedRow, rows_of
+from fedbench.workflow.screens import Screen
 from fedbench.workflow.selection import Place, Selection, command_line
-from fedbench.workflow.stored import origins_of, say_resumed, say_stored
 
 
 @dataclass(frozen=True)
@@ -38,13 +45,13 @@ class Storing:
     """How results are stored."""
 
     store: str | None
-    rerun: bool
+    rerun: bool = False
     """Whether runs are repeated that the store has."""
-    patience: float
+    patience: float = 120.0
     """Seconds for which a store that can't be written is tried again."""
-    checkpoint_every: int
+    checkpoint_every: int = 0
     """Rounds between two checkpoints; 0: every 30 seconds."""
-    state_memory: float | None
+    state_memory: float | None = None
     """Gigabytes of what clients keep that stay in a run's memory; None: all of it."""
 
 
@@ -148,8 +155,18 @@ def _run_all(
     Whatever stops it, no run stays marked as running if the store can be written.
     """
     HURRY.clear()
+    manager = plugin_manager()
     try:
-        _listen(events, view, seen, tracking)
+        with closing(events), view as shown:
+            # pluggy calls the last registered first: a run counts as done once it is stored
+            for listener in (shown, seen, tracking):
+                manager.register(listener)
+            hooks = notifier(manager)
+            for event in events:
+                if isinstance(event, RunFailed):
+                    seen.failures.append(event)
+                with _shielded():
+                    notify(hooks, event)
     except KeyboardInterrupt as error:
         HURRY.set()
         with _shielded(), suppress(StoreUnavailable):
@@ -190,7 +207,6 @@ class _Seen:
 
     @hookimpl
     def run_finished(self, spec: RunSpec) -> None:
-        """The run's checkpoints go."""
         self.done += 1
         discard(self._folder, spec.run_id)
 
@@ -218,29 +234,12 @@ def invocation(
         settings=selection.settings,
         methods=selection.methods,
         seeds=selection.seeds,
-        overrides=selection.sets,
+        overrides=selection.assignments,
         plugin_files=selection.plugin_files,
         suite_text="" if suite is None else suite.text,
         suite_version=1 if suite is None else suite.version,
         asked_for=asked,
     )
-
-
-def _listen(
-    events: Generator[Event, None, None], view: AbstractContextManager[object], seen: _Seen, tracking: Tracking
-) -> None:
-    """Tell them of every event, and keep the failures."""
-    manager = plugin_manager()
-    with closing(events), view as shown:
-        # pluggy calls the last registered first: a run counts as done once it is stored
-        for listener in (shown, seen, tracking):
-            manager.register(listener)
-        hooks = notifier(manager)
-        for event in events:
-            if isinstance(event, RunFailed):
-                seen.failures.append(event)
-            with _shielded():
-                notify(hooks, event)
 
 
 @contextmanager
@@ -263,3 +262,97 @@ def _shielded() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if pressed:
         raise KeyboardInterrupt
+
+
+def origins_of(planned: Sequence[PlannedRow], codes: Codes, suite: Suite) -> dict[str, Origin]:
+    """Run id -> what the run is made from, for all runs of the plan."""
+    return {
+        spec.run_id: Origin(codes.of_run(spec), row.info.data_hash, row.info.weights_hash, suite.version)
+        for row in planned
+        for spec in row.specs
+    }
+
+
+def show_stored(
+    store: str | None,
+    suite: Suite,
+    planned: Sequence[PlannedRow],
+    plugin_files: tuple[Path, ...],
+    screen: Screen,
+    *,
+    is_rerun: bool,
+) -> None:
+    """`say_stored` of a dry run; one that cannot read the store warns, since it needs none."""
+    origins = origins_of(planned, Codes(plugin_files), suite)
+    try:
+        stored = stored_runs(store_uri(store, to_write=False), suite.name, origins)
+    except (FedbenchError, MlflowException) as error:
+        screen.complain(f"which runs are in the store already is not known: {error}", label="warning")
+        return
+    say_stored([spec for row in planned for spec in row.specs], {} if is_rerun else stored, screen)
+
+
+def say_stored(specs: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]], screen: Screen) -> None:
+    """How many runs are skipped and, where some run again, a line for the rows that stand alike.
+
+    ``stored``: run id -> why a run is repeated, nothing for one that is skipped. An empty store gives no line.
+    """
+    skipped = sum(stored.get(spec.run_id) == () for spec in specs)
+    if skipped:
+        screen.say(f"{skipped} of {len(specs)} runs are in the store already and are skipped; --rerun repeats them.")
+    if not stored or skipped == len(specs):
+        return
+    alike: dict[str, list[str]] = {}
+    rows = rows_of(specs)
+    for row in rows:
+        alike.setdefault(_standing(row, stored), []).append(row[0].title)
+    for standing, titles in alike.items():
+        which = "every row" if len(titles) == len(rows) > 1 else ", ".join(titles)
+        screen.say(f"{standing}: {which}", style="dim")
+
+
+def _standing(row: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]]) -> str:
+    """``1 of 3 in the store, 2 again (data changed)``."""
+    skipped = sum(stored.get(spec.run_id) == () for spec in row)
+    repeated = Counter("; ".join(why) for spec in row if (why := stored.get(spec.run_id)))
+    parts = [f"{skipped} of {len(row)} in the store", *(f"{number} again ({why})" for why, number in repeated.items())]
+    return ", ".join(parts)
+
+
+def say_resumed(pending: Sequence[RunSpec], origins: Mapping[str, Origin], settings: Settings, screen: Screen) -> None:
+    """Which runs go on from a checkpoint."""
+    for spec in pending:
+        origin = origins.get(spec.run_id)
+        if origin is None:  # its row could not be planned: it will fail, and has no checkpoint
+            continue
+        number = checkpoints_of(spec, origin.data_hash, origin.weights_hash, settings).round()
+        if number:
+            after = f"round {number} of {spec.training.rounds}"
+            screen.say(f"{spec.title}, seed {spec.seed}: goes on from its checkpoint after {after}.")
+
+
+def report(failures: Sequence[RunFailed], uri: str, invocation: Invocation | None) -> None:
+    """Every failed run with its reason; tracebacks go to a file beside the store, behind older ones, else to stderr."""
+    for failure in failures:
+        complain(f"{failure.spec.title}, seed {failure.spec.seed}: {failure.reason}", label="failed")
+    details = [
+        f"{failure.spec.title}, seed {failure.spec.seed}, run {failure.spec.run_id}\n{failure.details}"
+        for failure in failures
+        if failure.details
+    ]
+    database = database_of(uri)
+    folder = folder_at(uri) if database is None else database.parent
+    if details and folder is not None:
+        assert invocation is not None
+        log = folder / "failures.log"
+        heading = f"==== {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}  {invocation.command}\n"
+        try:
+            with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                # in one piece: another command on the same store may write as well
+                file.write("\n".join([heading, *details, ""]))
+        except OSError as error:
+            complain(f"the tracebacks can't be written to {log}: {error}.", label="warning")
+        else:
+            complain(f"tracebacks are at the end of {log}.", label=f"{len(failures)} of the runs failed")
+    elif details:
+        console(stderr=True).print("\n".join(details), markup=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
@@ -15,9 +15,8 @@ from fedbench.datasets.catalogue import card_of
 from fedbench.runs.inspection import Failed, Memory, Prepared, looks
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand, is_added, narrowed, text_of_added
-from fedbench.suites.resolve import Overrides, parse_assignment
 from fedbench.suites.suite import Suite, load_suite, single, suite_names
-from fedbench.workflow.screen import Screen
+from fedbench.workflow.screens import Screen
 from fedbench.workflow.selection import Selection
 
 
@@ -57,26 +56,6 @@ class FailedRow:
 
 
 @dataclass(frozen=True)
-class RefusedRow:
-    """The runs of a row that can't be prepared as they are."""
-
-    specs: tuple[RunSpec, ...]
-    reason: str
-
-    def runs_elsewhere(self, rows: Sequence[tuple[RunSpec, ...]]) -> bool:
-        """Whether one of ``rows`` is of the same method and setting on another backbone."""
-        ours = self.specs[0]
-        alike = [
-            one for one, *_ in rows if (one.method, one.setting, one.seed) == (ours.method, ours.setting, ours.seed)
-        ]
-        return any(one.backbone != ours.backbone for one in alike)
-
-    def as_error(self) -> FedbenchError:
-        """What stops the command."""
-        return FedbenchError(f"row {self.specs[0].title!r}: {self.reason} Nothing was run.")
-
-
-@dataclass(frozen=True)
 class AbsentRow:
     """The runs of a row whose data or weights are not on this machine; of a dry run only."""
 
@@ -93,19 +72,6 @@ class SuitePlan:
     absent: list[AbsentRow]
 
 
-def leave_out(refused: Sequence[RefusedRow], planned: Sequence[tuple[RunSpec, ...]], screen: Screen) -> None:
-    """Say which rows are left out: their method is not for their backbone, but ``planned`` rows have it on another.
-
-    Raises FedbenchError where none of them has.
-    """
-    for row in refused:
-        if not row.runs_elsewhere(planned):
-            raise row.as_error()
-    # once, however many seeds stand for the row
-    for line in dict.fromkeys(f"{row.specs[0].title} is left out: {row.reason}" for row in refused):
-        screen.say(line)
-
-
 def requested(
     selection: Selection, screen: Screen, store: str | None = None, storage: str | None = None
 ) -> tuple[Suite, list[RunSpec]]:
@@ -113,7 +79,6 @@ def requested(
 
     ``store`` and ``storage`` are where the values of ``selection.tuned`` are looked up.
     """
-    sets = tuple(map(parse_assignment, selection.sets))
     if selection.suite is not None:
         suite = load_suite(selection.suite)
     elif selection.methods:
@@ -123,31 +88,21 @@ def requested(
             f"nothing to run: give --suite NAME ({', '.join(suite_names())}) or --method NAME; "
             "for instance fedbench run --suite longtail."
         )
-    overrides = Overrides(
-        selection.methods,
-        selection.seeds,
-        sets,
-        selection.plugin_files,
-        selection.scale,
-        selection.settings,
-        selection.on,
-    )
-    picked = narrowed(suite, overrides)
+    picked = narrowed(suite, selection)
     specs = expand(suite, picked)
-    if picked.settings != overrides.settings:
-        chosen, known = len({spec.setting for spec in specs}), len(suite.scales[picked.scale].settings)
-        screen.say(
-            f"dataset={dict(sets)['dataset']} picks {counted(chosen, 'setting')} of the {known} of scale {picked.scale}"
-        )
+    if picked.settings != selection.settings:
+        dataset, known = dict(selection.sets)["dataset"], len(suite.scales[picked.scale].settings)
+        chosen = counted(len({spec.setting for spec in specs}), "setting")
+        screen.say(f"dataset={dataset} picks {chosen} of the {known} of scale {picked.scale}")
     for line in text_of_added(suite, picked):
         screen.say(line)
-    return suite, _tuned(specs, selection.tuned, dict(sets), store, storage, screen) if selection.tuned else specs
+    return suite, _tuned(specs, selection, store, storage, screen) if selection.tuned else specs
 
 
 def _tuned(
-    specs: list[RunSpec], study: str, sets: Mapping[str, str], store: str | None, storage: str | None, screen: Screen
+    specs: list[RunSpec], selection: Selection, store: str | None, storage: str | None, screen: Screen
 ) -> list[RunSpec]:
-    """The runs with the best values of ``study``, ``sets`` aside.
+    """The runs with the best values of the study, but for what the selection sets.
 
     Says which rows the study does not have, or has under other conditions.
     """
@@ -155,6 +110,7 @@ def _tuned(
     from fedbench.tuning.results import best_of, tuned_otherwise, with_best
     from fedbench.tuning.storage import storage_url
 
+    study = selection.tuned
     best = best_of(storage_url(storage, store_uri(store)), study)
     for row in rows_of(specs):
         title = row[0].title
@@ -171,7 +127,7 @@ def _tuned(
             screen.say(f"{title}: nothing has confirmed its values on seeds that did not choose them")
     if len({(result.spent, str(result.record.budget)) for result in best.values()}) > 1:
         screen.say(f"the studies of {study!r} had unequal budgets; the leaderboard says so too")
-    return with_best(specs, best, list(sets))
+    return with_best(specs, best, [key for key, _ in selection.sets])
 
 
 def plan(
@@ -196,43 +152,49 @@ def plan(
     datasets = dict.fromkeys(spec.dataset for spec in specs)
     backbones = dict.fromkeys(spec.backbone for spec in specs)
     rows = [(spec,) for spec in {s.run_id: s for s in specs}.values()] if every_seed else rows_of(specs)
-    with screen.doing(f"preparing data {', '.join(datasets)} and backbones {', '.join(backbones)}"):
-        found = list(_planned(suite, rows, settings, screen, dry, in_process))
-    place = {row[0].run_id: number for number, row in enumerate(rows)}
-    found.sort(key=lambda row: place[row.specs[0].run_id])
-    planned = [row for row in found if isinstance(row, PlannedRow)]
-    leave_out([row for row in found if isinstance(row, RefusedRow)], [row.specs for row in planned], screen)
+    of = {row[0].run_id: row for row in rows}
+    found: dict[str, PlannedRow | FailedRow | AbsentRow] = {}
+    refused: dict[str, str] = {}
+    doing = screen.doing(f"preparing data {', '.join(datasets)} and backbones {', '.join(backbones)}")
+    firsts = [row[0] for row in rows]
+    with doing, closing(looks(firsts, settings, is_dry=dry, in_process=in_process, tell=screen.say)) as seen:
+        for spec, one in seen:
+            row = of[spec.run_id]
+            if isinstance(one, Prepared):
+                found[spec.run_id] = PlannedRow(row, one.info, one.memory, one.sent)
+            elif isinstance(one, Failed):
+                found[spec.run_id] = FailedRow(row, one.reason)
+            elif dry and (one.absent == "weights" or (one.absent == "data" and card_of(spec.dataset))):
+                found[spec.run_id] = AbsentRow(row, one.absent)
+            elif one.is_of_loading or not is_added(suite, spec.method) or not _runs_elsewhere(spec, firsts):
+                raise _refusal(spec, one.text)
+            else:
+                refused[spec.run_id] = one.text
+    every = [found[spec.run_id] for spec in firsts if spec.run_id in found]
+    planned = [row for row in every if isinstance(row, PlannedRow)]
+    left_out = [spec for spec in firsts if spec.run_id in refused]
+    for spec in left_out:
+        if not _runs_elsewhere(spec, [row.specs[0] for row in planned]):
+            raise _refusal(spec, refused[spec.run_id])
+    # once, however many seeds stand for the row
+    for line in dict.fromkeys(f"{spec.title} is left out: {refused[spec.run_id]}" for spec in left_out):
+        screen.say(line)
     return SuitePlan(
         planned,
-        [row for row in found if isinstance(row, FailedRow)],
-        [row for row in found if isinstance(row, AbsentRow)],
+        [row for row in every if isinstance(row, FailedRow)],
+        [row for row in every if isinstance(row, AbsentRow)],
     )
 
 
-def _planned(
-    suite: Suite,
-    rows: Sequence[tuple[RunSpec, ...]],
-    settings: Settings,
-    screen: Screen,
-    dry: bool,
-    in_process: bool,
-) -> Iterator[PlannedRow | FailedRow | RefusedRow | AbsentRow]:
-    of = {row[0].run_id: row for row in rows}
-    firsts = [row[0] for row in rows]
-    with closing(looks(firsts, settings, is_dry=dry, in_process=in_process, tell=screen.say)) as found:
-        for spec, one in found:
-            row = of[spec.run_id]
-            if isinstance(one, Prepared):
-                yield PlannedRow(row, one.info, one.memory, one.sent)
-            elif isinstance(one, Failed):
-                yield FailedRow(row, one.reason)
-            elif dry and (one.absent == "weights" or (one.absent == "data" and card_of(spec.dataset))):
-                yield AbsentRow(row, one.absent)
-            else:
-                refused = RefusedRow(row, one.text)
-                if one.is_of_loading or not is_added(suite, spec.method) or not refused.runs_elsewhere(rows):
-                    raise refused.as_error()
-                yield refused
+def _runs_elsewhere(spec: RunSpec, others: Sequence[RunSpec]) -> bool:
+    """Whether one of ``others`` is of the same method and setting on another backbone."""
+    ours = (spec.method, spec.setting, spec.seed)
+    alike = [one for one in others if (one.method, one.setting, one.seed) == ours]
+    return any(one.backbone != spec.backbone for one in alike)
+
+
+def _refusal(spec: RunSpec, reason: str) -> FedbenchError:
+    return FedbenchError(f"row {spec.title!r}: {reason} Nothing was run.")
 
 
 def rows_of(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:

@@ -8,26 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.suites.resolve import Overrides
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Which runs a command is about."""
+class Selection(Overrides):
+    """Which runs a call or a command is about: a suite, what is picked from it, and what is changed in it."""
 
     suite: str | None = None
-    """Name or file."""
-    methods: tuple[str, ...] = ()
-    """Methods, seeds, scale and settings are the suite's own where empty."""
-    seeds: tuple[int, ...] = ()
-    sets: tuple[str, ...] = ()
-    """``KEY=VALUE`` each: what is given as ``--set``, or by an option that stands for one."""
-    plugin_files: tuple[Path, ...] = ()
-    scale: str = ""
-    settings: tuple[str, ...] = ()
-    on: tuple[str, ...] = ()
-    """Only rows on these backbones."""
+    """Name or file; None for methods without one."""
     tuned: str = ""
     """The study whose best values the runs have."""
+
+    @property
+    def assignments(self) -> tuple[str, ...]:
+        """What is set, as ``KEY=VALUE`` each."""
+        return tuple(f"{key}={value}" for key, value in self.sets)
 
 
 @dataclass(frozen=True)
@@ -36,9 +32,9 @@ class Place:
 
     engine: str
     workers: int | None
-    ray_address: str
-    run_cpus: float
-    run_gpus: float
+    ray_address: str = ""
+    run_cpus: float = 1.0
+    run_gpus: float = 0.0
     memory_limit: float | None = None
     """GB of a run."""
 
@@ -50,6 +46,8 @@ class Place:
             raise FedbenchError(f"{self.workers!r} jobs at the same time can't be; give a whole number from 1 on.")
         if self.engine != "ray" and (self.ray_address or self.run_cpus != 1 or self.run_gpus):
             raise FedbenchError("--ray-address, --run-cpus and --run-gpus are for --engine ray.")
+        if self.engine != "processes" and self.memory_limit is not None:
+            raise FedbenchError(f"--memory-limit has no effect with --engine {self.engine}; leave one out.")
 
 
 def command_line(verb: str, selection: Selection, *further: str, paths: bool = False) -> str:
@@ -59,16 +57,20 @@ def command_line(verb: str, selection: Selection, *further: str, paths: bool = F
     """
     is_file = selection.suite is not None and selection.suite.endswith((".yaml", ".yml"))
     suite = Path(selection.suite).name if selection.suite is not None and is_file and not paths else selection.suite
-    options = {
+    options: dict[str, Sequence[object]] = {
         "--suite": [suite] if suite is not None else [],
         "--scale": [selection.scale] if selection.scale else [],
         "--setting": selection.settings,
         "--method": selection.methods,
         "--on": selection.on,
-        "--seed": [str(seed) for seed in selection.seeds],
-        "--set": selection.sets,
+        "--seed": selection.seeds,
+        "--set": selection.assignments,
         "--tuned": [selection.tuned] if selection.tuned else [],
-        "--plugin": [str(path) if paths else path.name for path in selection.plugin_files],
+        "--plugin": [path if paths else path.name for path in selection.plugin_files],
     }
-    words = [word for option, values in options.items() for value in values for word in (option, value)]
-    return shlex.join(["fedbench", verb, *words, *further])
+    return shlex.join(["fedbench", verb, *words_of(options), *further])
+
+
+def words_of(options: dict[str, Sequence[object]]) -> list[str]:
+    """Options with their values, as words of a command line."""
+    return [word for option, values in options.items() for value in values for word in (option, str(value))]

@@ -26,7 +26,7 @@ from fedbench.tuning.studies import Budget, Record, open_study
 from fedbench.tuning.tracking import TrialTracking
 from fedbench.tuning.trial import PRUNERS, Tuned, trial_specs
 from fedbench.workflow import plan
-from fedbench.workflow.screen import Screen
+from fedbench.workflow.screens import Screen
 from fedbench.workflow.selection import Place, Selection, command_line
 
 SEEDS = 3
@@ -76,7 +76,7 @@ def planned(
     Rows without anything to train, or to search, or whose method fails, are named and left out.
     """
     suite, specs = plan.requested(selection, screen)
-    budget = budget_of(suite, specs, selection.sets, wanted, screen)
+    budget = budget_of(suite, specs, selection.assignments, wanted, screen)
     uri = store_uri(store)
     url = storage_url(storage, uri)
     if url == uri:

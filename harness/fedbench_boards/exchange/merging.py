@@ -281,7 +281,7 @@ def _diverged(folders: Sequence[Checked], results: pd.DataFrame) -> pd.DataFrame
 
 
 def _networks(folder: Checked) -> str:
-    """What seconds of sending were added for, see ``fedbench leaderboard --network``."""
+    """What seconds of sending were added for, see ``fedbench.leaderboard(network=...)``."""
     named = [str(name).removeprefix(FINAL) for name in folder.folder.results]
     return "; ".join(name for name in named if name.startswith(ON_NETWORK)) or "none"
 

@@ -17,7 +17,7 @@ from fedbench.runs.engines.engine import Policy
 from fedbench.runs.prepare import Settings
 from fedbench.tracking.schema import FINAL
 from fedbench.workflow.execution import Carried, Storing, carry_out
-from fedbench.workflow.screen import Screen
+from fedbench.workflow.screens import Screen
 from fedbench.workflow.selection import Place, Selection
 from fedbench_boards.exchange.checks import Checked
 from fedbench_boards.exchange.folder import environment_here, finals, named
@@ -94,8 +94,8 @@ def verify(
     ``tolerance`` points.
     """
     with tempfile.TemporaryDirectory() as store:
-        storing = Storing(store, rerun=False, patience=60.0, checkpoint_every=0, state_memory=None)
-        selection = Selection(checked.suite.name, plugin_files=settings.plugin_files)
+        storing = Storing(store, patience=60.0)
+        selection = Selection(suite=checked.suite.name, plugin_files=settings.plugin_files)
         carried = carry_out(selection, checked.suite, chosen, settings, place, Policy(), storing, screen)
         if carried.stopped is not None:
             raise carried.stopped

@@ -82,7 +82,7 @@ class Link:
         """Parse ``10`` or ``10,50``. FedbenchError for anything else, and for a link without bandwidth."""
         match = _LINK.fullmatch(text.replace(" ", ""))
         if match is None or not float(match[1]):
-            raise FedbenchError(f"--network {text!r} is no link; write Mbit/s, or Mbit/s,ms: for instance 10,50.")
+            raise FedbenchError(f"network={text!r} is no link; write Mbit/s, or Mbit/s,ms: for instance 10,50.")
         return cls(float(match[1]), float(match[2] or 0))
 
     @property

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedbench.cli.console import cell, console, say, table
 from fedbench.cli.options import Storage, Store
+from fedbench.workflow.console import cell, console, say, table
 
 
 def study(

@@ -28,7 +28,6 @@ from fedbench.cli.options import (
     plugin_files,
 )
 from fedbench.core.files import expanded
-from fedbench.workflow.selection import Place, Selection
 
 _SuiteName = Annotated[str, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")]
 _Method = Annotated[
@@ -103,15 +102,17 @@ def tune(
 
     warm_up()  # the processes of rows and trials import beside this one
     from fedbench.cli import tuning
-    from fedbench.cli.screen import Terminal
     from fedbench.runs.prepare import Settings
+    from fedbench.workflow.screens import Terminal
+    from fedbench.workflow.selection import Place, Selection
     from fedbench.workflow.studies import Wanted, planned
 
     place = Place(engine, workers, ray_address, run_cpus, run_gpus)
     place.check(ENGINES)
     files, sets = plugin_files(plugin), all_assignments(assignment, further)
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), files)
-    selection = Selection(suite, tuple(method or ()), (0,), sets, files, scale, tuple(setting or ()), tuple(on or ()))
+    grid, chosen = tuple(setting or ()), tuple(method or ())
+    selection = Selection(chosen, (0,), sets, files, scale, grid, tuple(on or ()), suite=suite)
     searched, seeds = tuple(param or ()), tuple(seed or ())
     wanted = Wanted(trials, tuple(objective or ()), seeds, searched, pruner, validation, study, confirm)
     plan = planned(selection, wanted, settings, store, storage, Terminal())

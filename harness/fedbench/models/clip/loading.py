@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import os
@@ -49,10 +50,13 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
     """
     if name.arch in FOLDERS:
         return _from_folder(name)
-    architectures = open_clip.list_models()
-    if name.arch not in architectures:
-        families = {n.removeprefix("clip:") for n in registered("backbone") if n.startswith("clip:")}
-        raise unknown_name("CLIP architecture", name.arch, {*architectures, *families}, LIST_HINT)
+    known = open_clip.list_models()
+    if name.arch not in known:
+        own = {one.removeprefix("clip:") for one in registered("backbone") if one.startswith("clip:")}
+        near = difflib.get_close_matches(name.arch, sorted({*known, *own}), cutoff=0.0)
+        raise FedbenchError(
+            f"unknown CLIP architecture {name.arch!r}; did you mean {' or '.join(map(repr, near))}? {LIST_HINT}"
+        )
     tags = sorted({*list_pretrained_tags_by_model(name.arch), *list_pretrained_tags_by_model(base_arch(name.arch))})
     if not name.checkpoint:
         raise FedbenchError(

@@ -15,14 +15,14 @@ from rich.console import Console
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.registry import own_plugins
-from fedbench.python.asking import Folder, Names, files, folders, names
-from fedbench.python.screens import let_figures_be_seen
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import asked_for
 from fedbench.tracking.artifacts import PREDICTIONS, SPEC, read_spec
 from fedbench.tracking.databases import shown
 from fedbench.tracking.read import open_reader
 from fedbench.tracking.schema import FINAL, database_of, store_uri
+from fedbench.workflow.asking import Folder, Names, files, folders, names
+from fedbench.workflow.screens import let_figures_be_seen
 from fedbench_boards.leaderboard.formats import render_terminal, to_html
 from fedbench_boards.leaderboard.reading import ReadingOptions, ReadResults, frame_of, read_board, suite_of
 from fedbench_boards.leaderboard.results import load_measured, load_rounds, load_runs

@@ -9,24 +9,23 @@ from typing import Any
 
 import torch
 
-from fedbench.cli.outcome import report
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.registry import own_plugins
-from fedbench.python.asking import Folder, Names, assignments, files, folders, names, numbers
-from fedbench.python.own import Network, OwnObjects
-from fedbench.python.results import Results
-from fedbench.python.screens import screen_for
 from fedbench.rounds.executors import executor_named
 from fedbench.runs.engines import ENGINES
 from fedbench.runs.engines.engine import Policy
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
-from fedbench.suites.resolve import RUN_KEYS, Overrides, parse_assignment
+from fedbench.suites.resolve import RUN_KEYS
 from fedbench.suites.suite import single
 from fedbench.workflow import plan
-from fedbench.workflow.execution import Storing, carry_out
+from fedbench.workflow.asking import Folder, Names, assignments, files, folders, names, numbers, text_or_none
+from fedbench.workflow.execution import Storing, carry_out, report
+from fedbench.workflow.own import Network, OwnObjects
+from fedbench.workflow.results import Results
+from fedbench.workflow.screens import screen_for
 from fedbench.workflow.selection import Place, Selection
 from fedbench_boards.leaderboard.published import check_published, published_folder
 
@@ -81,22 +80,27 @@ def run(
     screen, objects = screen_for(progress), OwnObjects()
     given = tuple(one for one in methods if isinstance(one, RunSpec))
     own = {"dataset": objects.dataset(dataset), "scenario": scenario, "backbone": objects.backbone(backbone)}
-    sets = assignments(objects.settings(set), own | objects.settings(settings))
-    chosen = objects.methods([one for one in methods if not isinstance(one, RunSpec)])
+    selection = Selection(
+        objects.methods([one for one in methods if not isinstance(one, RunSpec)]),
+        numbers(seeds),
+        assignments(objects.settings(set), own | objects.settings(settings)),
+        files(plugins),
+        scale,
+        names(setting),
+        suite=text_or_none(suite),
+        tuned=tuned,
+    )
     place = _place(engine, jobs, run_timeout, bool(objects.plugins))
-    paths, found = folders(data_dir, cache_dir), files(plugins)
-    kept = Storing(_text(store), rerun, patience=120.0, checkpoint_every=0, state_memory=None)
-    selection = Selection(_text(suite), chosen, numbers(seeds), sets, found, scale, names(setting), tuned=tuned)
+    at = Settings(*folders(data_dir, cache_dir), selection.plugin_files, executor=executor_named(executor))
+    policy, storing = Policy(run_timeout, fail_fast=fail_fast), Storing(text_or_none(store), rerun)
     with own_plugins(objects.plugins), _threads_kept():
         if given:
             selection, asked = _of_spec(given, selection, alone=len(methods) == 1)
             read = single()
         else:
-            read, asked = plan.requested(selection, screen, kept.store, _text(storage))
+            read, asked = plan.requested(selection, screen, storing.store, text_or_none(storage))
             check_published(read, published_folder(None))
-        at = Settings(*paths, found, executor=executor_named(executor))
-        policy = Policy(run_timeout, fail_fast=fail_fast)
-        carried = carry_out(selection, read, asked, at, place, policy, kept, screen)
+        carried = carry_out(selection, read, asked, at, place, policy, storing, screen)
         report(carried.failures, carried.uri, carried.recorded)
     if carried.stopped is not None:
         raise carried.stopped
@@ -114,21 +118,16 @@ def _of_spec(given: Sequence[RunSpec], asked: Selection, *, alone: bool) -> tupl
     seeds = asked.seeds or (spec.seed,)
     plain = replace(asked, methods=(spec.method,), seeds=seeds)
     # what is not as it would be without a word
-    usual = _expanded(plain)[0]
+    usual = expand(single(), plain)[0]
     differing = {key: value for key, value in _settings_of(spec).items() if value != _settings_of(usual).get(key)}
     selection = replace(plain, sets=assignments(differing, {}))
     specs = [spec.model_copy(update={"seed": seed}) for seed in seeds]
-    if [one.run_id for one in _expanded(selection)] != [one.run_id for one in specs]:
+    if [one.run_id for one in expand(single(), selection)] != [one.run_id for one in specs]:
         raise FedbenchError(
             f"the RunSpec of {spec.title} can't be written as settings of a run, so no command would repeat it"
             + (f"; give its suite with tuned={spec.tuned!r}." if spec.tuned else ".")
         )
     return selection, specs
-
-
-def _expanded(selection: Selection) -> list[RunSpec]:
-    sets = tuple(map(parse_assignment, selection.sets))
-    return expand(single(), Overrides(selection.methods, selection.seeds, sets, selection.plugin_files))
 
 
 def _settings_of(spec: RunSpec) -> dict[str, Any]:
@@ -149,7 +148,7 @@ def _place(engine: str | None, jobs: int | None, run_timeout: float | None, has_
             "objects of a program can't be sent to other processes, so their runs go on in this one, one after "
             "another: leave engine, jobs and run_timeout out, or put the objects into a file and give plugins=[FILE]."
         )
-    place = Place(engine or ("in-process" if has_objects else "processes"), jobs, "", 1.0, 0.0)
+    place = Place(engine or ("in-process" if has_objects else "processes"), jobs)
     place.check([name for name in ENGINES if name != "ray"])
     if place.engine == "in-process" and run_timeout is not None:
         raise FedbenchError("a run in this process can't be ended; leave run_timeout or engine='in-process' out.")
@@ -164,7 +163,3 @@ def _threads_kept() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _text(given: Folder | None) -> str | None:
-    return None if given is None else str(given)

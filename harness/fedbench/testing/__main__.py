@@ -1,6 +1,6 @@
 """The second half of `fedbench.testing.check_resume`, in a process of its own: runs go on from their saved states.
 
-    python -m fedbench.resume_check FOLDER METHOD... -- PLUGIN_FILE...
+    python -m fedbench.testing FOLDER METHOD... -- PLUGIN_FILE...
 
 writes the digest of each method's last state to FOLDER/METHOD.digest; what plugins print is their own.
 """

@@ -133,6 +133,16 @@ def table(*headings: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = 
     return made
 
 
+def show_table(
+    rows: Iterable[Iterable[object]], *headings: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()
+) -> None:
+    """Print a `table`, a line for each of ``rows``."""
+    made = table(*headings, right=right, whole=whole)
+    for row in rows:
+        made.add_row(*map(cell, row))
+    console().print(made)
+
+
 def cell(value: object) -> Text:
     """``value`` as a table cell; rich would read brackets in a plain string as markup."""
     # before it is measured: a replacement is wider than what it replaces

@@ -1,0 +1,328 @@
+"""Commands made of others, each shown as it would be typed: ``publish``, ``map``, and ``advise``, which reads a map."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedbench.cli.options import (
+    OutputFolder,
+    Plugins,
+    Scale,
+    Seed,
+    Storage,
+    Store,
+    SuiteName,
+    Workers,
+    finite,
+)
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import usable_folder
+from fedbench.workflow.console import resumable, say, show_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedbench.suites.suite import Suite
+    from fedbench_boards.advice.advising import Advice
+
+_FINE, _SOME_FAILED = 0, 1
+_OF_SITE = ("site", "results", "code_url")
+SUFFIXES = (".png", ".svg")
+
+
+def step(ctx: typer.Context, *words: str) -> int:
+    """Carry out one command of fedbench, shown first; its exit code."""
+    # the command line that this command was found on: its module imports this one
+    root: Any = ctx.find_root().command
+    with resumable():
+        say(f"$ {shlex.join(['fedbench', *words])}", style="bold")
+        return int(root(words, prog_name="fedbench", standalone_mode=False) or 0)
+
+
+def given(option: str, values: Any) -> list[str]:
+    """The option with its value, or with each of several, as words of a command line; none where nothing is given."""
+    several = values if isinstance(values, list | tuple) else [values]
+    return [word for value in several if value not in (None, "") for word in (option, str(value))]
+
+
+def _folder_of(suite: Suite, output: Path) -> Path:
+    folder = output / re.sub(r"[^\w.\- ]|^\.+", "_", suite.name)
+    usable_folder(folder, "--output")
+    return folder
+
+
+def publish(
+    ctx: typer.Context,
+    suite: SuiteName = None,
+    output: OutputFolder = Path("leaderboards"),
+    trials: Annotated[int, typer.Option(metavar="INT", help="Of tuning, for every row; 0 tunes nothing.", min=0)] = 20,
+    seed: Seed = None,
+    scale: Scale = "",
+    site: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Run nothing; write pages of all result folders there. Takes no --suite."),
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="With --site: where the results are; by default leaderboards."),
+    ] = None,
+    code_url: Annotated[
+        str, typer.Option(metavar="URL", help="With --site: in front of paths in the repository, to link to code.")
+    ] = "",
+    plugin: Plugins = None,
+    store: Store = None,
+    storage: Storage = None,
+    workers: Workers = None,
+) -> None:
+    """Run a suite, tune it, run it tuned, and write the leaderboard with page and figures.
+
+    Every step goes on where it was stopped, so the same command finishes what was interrupted. With --site: one static
+    site of the result folders there are, with a page for every suite, method and data set.
+    """
+    if site is not None:
+        _refuse_beside_site(ctx)
+        from fedbench_boards.site.pages import write_site
+
+        written = write_site(usable_folder(site, "--site"), results or Path("leaderboards"), code_url)
+        say(f"written to {site}: {written}")
+        return
+    if suite is None:
+        raise FedbenchError("give --suite NAME to run a suite, or --site FOLDER to write pages of all result folders.")
+    if results is not None or code_url:
+        raise FedbenchError("--results and --code-url are for --site.")
+    from fedbench.suites.suite import load_suite
+    from fedbench.tracking.schema import store_uri
+    from fedbench.tuning.storage import storage_url
+    from fedbench.workflow.studies import SEEDS, unused_seeds
+
+    read = load_suite(suite)
+    if trials:
+        storage_url(storage, store_uri(store))  # refused now rather than after all runs
+    study = read.name + (f"-{scale}" if scale else "")
+    grid, stores = [*given("--suite", suite), *given("--scale", scale)], given("--store", store)
+    studies, seeds = given("--storage", storage), given("--seed", seed)
+    common = [*given("--plugin", plugin), *stores, *given("--jobs", workers)]
+    # of no run that is shown
+    spent = [*given("--seed", unused_seeds(read, SEEDS, seed or ())), *given("--trials", trials)]
+    folder = _folder_of(read, output)
+    worst = step(ctx, "run", *grid, *seeds, *common)
+    if worst > _SOME_FAILED:
+        raise typer.Exit(worst)
+    tuning = [
+        ["tune", *grid, *spent, "--study", study, *studies, *common],
+        ["run", *grid, *seeds, "--tuned", study, *studies, *common],
+        ["study", study, "--output", str(folder / "tuning"), *studies, *stores],
+    ]
+    for words in tuning if trials else []:
+        code = step(ctx, *words)
+        worst = max(worst, code)
+        if code != _FINE:
+            break  # what is there is still written
+    raise typer.Exit(max(worst, step(ctx, "leaderboard", "--suite", suite, "--output", str(folder), *stores)))
+
+
+def _refuse_beside_site(ctx: typer.Context) -> None:
+    for option in ctx.command.params:
+        source = ctx.get_parameter_source(option.name or "")
+        if option.name not in _OF_SITE and source is not None and source.name == "COMMANDLINE":
+            raise FedbenchError(
+                f"{option.opts[0]} is for running a suite, --site writes pages of what has been run: give one of them."
+            )
+
+
+def map_(
+    ctx: typer.Context,
+    suite: Annotated[str, typer.Option(metavar="NAME|FILE", help="A suite with axes, by name or a YAML file.")] = "map",
+    output: OutputFolder = Path("leaderboards"),
+    at: Annotated[
+        list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Draw at this value of a third axis; repeat it.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option("--method", metavar="METHOD", help="Run only rows of this method; repeat it.")
+    ] = None,
+    seed: Seed = None,
+    plugin: Plugins = None,
+    store: Store = None,
+    workers: Workers = None,
+) -> None:
+    """Run a suite over its axes, and draw who leads where, by how much and at what cost.
+
+    Beside the leaderboard, the folder figures gets: winners, margins over zero-shot and over the baseline, a heat map
+    a method, the cost to come near the leader, curves along every axis, and the diagram of critical differences, as PNG
+    and SVG; evidence.csv is what fedbench advise reads.
+    The same command goes on where it was stopped.
+    """
+    from fedbench.suites.suite import load_suite
+    from fedbench_boards.leaderboard.across import MOST_AXES
+
+    read = load_suite(suite)
+    if not read.axes:
+        raise FedbenchError(
+            f"suite {read.name!r} has no axes; give it some, such as axes: {{dirichlet_alpha: [0.1, 1]}}."
+        )
+    fixed = _fixed(at or [], {axis: tuple(values) for axis, values in read.axes.items()})
+    if not 1 <= len(read.axes) - len(fixed) <= MOST_AXES:
+        raise FedbenchError(
+            f"a map is drawn over one axis or {MOST_AXES}; suite {read.name!r} has {', '.join(read.axes)}: fix the "
+            "others with --at AXIS=VALUE."
+        )
+    folder = _folder_of(read, output)
+    common = [*given("--suite", suite), *given("--plugin", plugin), *given("--store", store)]
+    code = step(ctx, "run", *common, *given("--method", method), *given("--seed", seed), *given("--jobs", workers))
+    if code > _SOME_FAILED:
+        raise typer.Exit(code)
+    code = max(code, step(ctx, "leaderboard", *common, "--output", str(folder)))
+    _draw(suite, folder, fixed, store)
+    say(f"evidence and figures written to {folder}")
+    raise typer.Exit(code)
+
+
+def _draw(suite: str, folder: Path, fixed: dict[str, str], store: str | None) -> None:
+    from fedbench.tracking.schema import store_uri
+    from fedbench_boards.advice.evidence import SHIPPED, evidence_of, write_evidence
+    from fedbench_boards.leaderboard import drawing
+    from fedbench_boards.leaderboard.across import map_of
+    from fedbench_boards.leaderboard.across_figures import critical_differences, figures
+    from fedbench_boards.leaderboard.reading import ReadingOptions, read_board
+
+    uri = store_uri(store, to_write=False)
+    read = read_board(ReadingOptions(suite=suite), uri)
+    found = map_of(read.suite, read.board, read.curves).fixed(fixed)
+    write_evidence(evidence_of(uri, read.results), folder / SHIPPED)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    with drawing.style():
+        made = list(figures(found))
+        if read.board.across is not None:
+            made.append(("critical-differences", critical_differences(read.board.across, found.labels)))
+        for name, figure in made:
+            for suffix in SUFFIXES:
+                drawing.save(figure, folder / "figures" / f"{name}{suffix}")
+
+
+def _fixed(given: Sequence[str], axes: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    found = {}
+    for text in given:
+        axis, sign, value = (part.strip() for part in text.partition("="))
+        if not sign or value not in axes.get(axis, ()):
+            known = "; ".join(f"{name}: {', '.join(values)}" for name, values in axes.items())
+            raise FedbenchError(f"--at {text!r} is no AXIS=VALUE of this suite; it has {known}.")
+        found[axis] = value
+    return found
+
+
+def advise(
+    ctx: typer.Context,
+    counts: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="CSV: client and a column by class, a line a client; or client and label."),
+    ],
+    participation: Annotated[
+        float, typer.Option(metavar="SHARE", help="Of the clients that train in a round.", min=0.0, max=1.0)
+    ] = 1.0,
+    needs: Annotated[
+        str, typer.Option(metavar="MODEL", help="global: one for all; personal: each client's own.")
+    ] = "global",
+    max_mb: Annotated[
+        float | None, typer.Option(metavar="MB", help="Sent both ways by all clients in the run.", callback=finite)
+    ] = None,
+    evidence: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="evidence.csv of fedbench map; else that which ships with it.")
+    ] = None,
+    baseline: Annotated[str, typer.Option(metavar="ROW", help="What margins are over.")] = "fedavg",
+    run: Annotated[
+        bool, typer.Option("--run", help="Run the shortlist and the baseline on exactly these counts.")
+    ] = False,
+    dataset: Annotated[str, typer.Option(metavar="NAME", help="What --run takes samples of.")] = "",
+    seed: Seed = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where --run writes the suite and the counts.")
+    ] = Path("advice"),
+) -> None:
+    """Advise which methods to try: what led in the nearest measured settings, by how much, and how far that carries.
+
+    The federation is measured (skew, imbalance, sizes, participation) and placed among the settings of fedbench map.
+    """
+    from fedbench_boards.advice.advising import Constraints, write_replay
+    from fedbench_boards.advice.advising import advise as advised
+    from fedbench_boards.advice.evidence import GLOBAL, PERSONAL, measures_of, read_counts, read_evidence
+
+    if needs not in (GLOBAL, PERSONAL):
+        raise FedbenchError(f"--needs {needs!r} is neither {GLOBAL} nor {PERSONAL}.")
+    if participation == 0:
+        raise FedbenchError("--participation 0: somebody must train.")
+    clients, known = read_counts(counts), read_evidence(evidence)
+    wanted = Constraints(needs, math.inf if max_mb is None else max_mb)
+    found = advised(known, measures_of(clients.to_numpy(), participation), baseline, wanted)
+    _show(found)
+    for sentence in _caveats(found, known.runs, is_personal=needs == PERSONAL):
+        say(sentence)
+    if run:
+        rows = [choice.row for choice in found.choices]
+        suite = write_replay(known.runs, rows, baseline, clients, participation, dataset, output)
+        say(f"the suite {suite} has these counts and the shortlist")
+        raise typer.Exit(step(ctx, "run", "--suite", str(suite), *given("--seed", seed)))
+
+
+def _show(found: Advice) -> None:
+    from fedbench_boards.advice.advising import LEVEL
+    from fedbench_boards.advice.evidence import WORDS
+
+    measures = [(WORDS[name], f"{value:.2f}") for name, value in asdict(found.measures).items()]
+    show_table(measures, "this federation", "", right=("",))
+    say("")
+    near = [(setting, f"{distance:.2f}") for setting, distance in found.nearest.items()]
+    show_table(near, "nearest measured settings", "steps away", right=("steps away",))
+    say("")
+    rows = []
+    for choice in found.choices:
+        low = max(choice.margin - choice.half_width, -100.0)
+        high = min(choice.margin + choice.half_width, 100.0)
+        is_known = choice is found.choices[0] and math.isfinite(choice.half_width)  # others' are of another margin
+        interval = f"{low:+.1f} to {high:+.1f}" if is_known else "–"
+        scores = (f"{choice.score:.1f}", f"{choice.margin:+.1f}", interval)
+        rows.append((choice.label, *scores, f"{choice.megabytes:.3g}", len(choice.runs)))
+    numbers = ("expected %", f"over {found.baseline}", f"{LEVEL:.0%} of errors", "MB", "runs")
+    show_table(rows, "try", *numbers, right=numbers)
+    say("")
+
+
+def _caveats(found: Advice, runs: pd.DataFrame, *, is_personal: bool) -> Iterator[str]:
+    """How the advice knows, and what it does not know."""
+    from fedbench_boards.advice.advising import LEVEL
+
+    first, *others = found.choices
+    suites, data, backbones = (", ".join(sorted(set(runs[of]))) for of in ("suite", "dataset", "backbone"))
+    more = " and others" if len(first.runs) > 6 else ""
+    yield (
+        f"How it knows: {len(runs):,} runs of suite {suites} on {data} with {backbones}; the first choice rests on "
+        f"runs {', '.join(first.runs[:6])}{more}."
+    )
+    if math.isfinite(first.half_width):
+        yield (
+            f"Errors: left out in turn, {LEVEL:.0%} of the measured settings were missed by no more than this, scaled "
+            "to how far seeds and neighbouring settings disagree here. So it was on the map; here it is no guarantee."
+        )
+    else:
+        yield "There are too few measured settings, or seeds in common, to say how far this is off."
+    yield "What it does not know: your data and your backbone. Accuracies will differ; margins may."
+    close = [other.label for other in others if first.score - other.score <= other.half_width]
+    if close:
+        yield f"{first.label} can't be told from {' and '.join(close)} by this evidence."
+    if math.isfinite(first.half_width) and first.margin - first.half_width <= 0:
+        yield f"That {first.label} beats {found.baseline} here is not certain: the interval holds zero."
+    if found.is_far:
+        yield (
+            f"Far from all that is measured: the nearest setting is {min(found.nearest.values()):.1f} steps away, and "
+            f"no two neighbours on the map are further apart than {found.usual:.1f}. The interval does not cover this: "
+            "measure it by --run."
+        )
+    if is_personal:
+        yield "Scores are means over clients by their own models, or by the global one where a row has none."
