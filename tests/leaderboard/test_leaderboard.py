@@ -193,12 +193,12 @@ def test_rows_of_other_seeds_share_a_table_that_says_so_and_pairs_over_common_on
     assert np.isnan(board.loc["fedprox", "delta_std"])
     assert board.loc["moon", ["delta_seeds", "significance"]].tolist() == [0, "no seed in common with the baseline"]
     (table,) = text_tables(board_of(board.reset_index()))
-    (seeds,) = [column.cells for column in table.scores if column.heading == "seeds"]
+    (seeds,) = [column.texts for column in table.scores if column.heading == "seeds"]
     assert seeds == ["1, 7", "0-2", "7"]
     assert DIFFER in table.notes and "1 to 3 seeds, mean" in table.caption
     # a Δ is of a row that stands in the table
-    (delta,) = [column.cells for column in table.scores if column.heading == "Δ fedavg"]
-    assert delta == ["+5.0", "–", "–"] and "fedavg" in table.names[0].cells
+    (delta,) = [column.texts for column in table.scores if column.heading == "Δ fedavg"]
+    assert delta == ["+5.0", "–", "–"] and "fedavg" in table.names[0].texts
     (alike,) = text_tables(board_of(leaderboard(made(runs[:3]))))
     assert DIFFER not in alike.notes and "seeds" not in {column.heading for column in alike.scores}
 
@@ -788,7 +788,7 @@ def test_a_headline_that_only_some_rows_have_ranks_them_and_leaves_the_others_a_
     assert board["label"].tolist() == ["moon", "fedprox", "fedavg"] and board["rank"].tolist() == [1, 2, pd.NA]
     assert set(board["headline"]) == {own} and "ranked by" not in board["caption"].iloc[0]
     (table,) = text_tables(board_of(board))
-    assert table.scores[0].heading == "own models" and table.scores[0].cells[2] == table.rank.cells[2] == "–"
+    assert table.scores[0].heading == "own models" and table.scores[0].texts[2] == table.rank.texts[2] == "–"
     for name in ("personal_mean_client", own, "own models", "own_models"):
         assert metric_named(runs, name) == own
     runs[f"final/{own}"] = np.nan
@@ -822,7 +822,7 @@ def test_own_models_are_shown_whatever_columns_a_suite_has(columns: tuple[str, .
     runs["final/personal_worst_client_accuracy"] = [np.nan, np.nan, 70.0, 70.0]
     elsewhere = made(table_of({"fedavg": [10.0]}, rounds=5))
     both, alone = text_tables(board_of(leaderboard(pd.concat([runs, elsewhere]), columns)))
-    found = {column.heading: column.cells for column in both.scores}
+    found = {column.heading: column.texts for column in both.scores}
     assert found["own models"] == ["–", "81.0 ± 1.4"] and OWN_MODELS in both.notes
     # beside the worst client of the global model
     assert ("worst own model" in found) == ("worst client" in found) == ("head" not in columns)
@@ -1331,6 +1331,6 @@ def test_own_models_and_data_at_the_server_are_named_under_the_table(uri: str) -
     assert "unlabelled samples at the server are used by fedprox" in shown.notes
     assert OWN_MODELS in shown.notes
     (column,) = [column for column in shown.scores if column.heading == "own models"]
-    assert sorted(column.cells) == ["80.0 ± 0.0", "–"]
+    assert sorted(column.texts) == ["80.0 ± 0.0", "–"]
     (plain,) = text_tables(board_of(leaderboard(load_results(uri, "longtail"))))
     assert OWN_MODELS not in plain.notes and not any("at the server" in note for note in plain.notes)

@@ -176,7 +176,7 @@ def test_the_values_are_the_frame_s_to_the_last_digit(tmp_path: Path, board: pd.
     wanted = []
     for one in board.to_dict("records"):
         numbers = [one["rank"], one["global_accuracy_mean"], one["head_accuracy_mean"], one["delta_mean"]]
-        numbers += [one["rounds_to_target_mean"], 80.1, -19.85, 2e6, 3.25]
+        numbers += [80.1, -19.85, 2e6, 3.25, one["rounds_to_target_mean"]]
         wanted += [one["label"], *("" if np.isnan(number) else repr(float(number)) for number in numbers)]
     assert values == wanted
     assert [cell["data-std"] for cell in reader.cells if "data-std" in cell][0] == repr(1 / 3)
@@ -193,8 +193,9 @@ def test_the_legend_explains_marks_and_why_there_is_none(tmp_path: Path) -> None
     untested = {"p_value": np.nan, "p_adjusted": np.nan}
     board = [full("a"), full("b", significance="not significant"), full("c", significance="needs 3 seeds", **untested)]
     html, reader = written(tmp_path, pd.DataFrame([*board, full("fedavg", significance="is the baseline", **untested)]))
-    assert "* significant, n.s. not significant (paired t-test, p adjusted by Holm" in shown(reader)
-    assert "Δ without a mark was not tested (needs 3 seeds)." in shown(reader)
+    assert "* p < 0.05, paired t-test over 2 seeds, Holm over 2 rows." in shown(reader)
+    assert "n.s. not significant; p-values are under the rows' names." in shown(reader)
+    assert "Significance not tested (c): needs 3 seeds." in shown(reader)
     assert re.findall(r'<span class="mark">([^<]+)', html) == ["*", "n.s."]
     assert 'title="significant, paired t-test over 2 seeds, p = 0.012, adjusted p = 0.025"' in html
 
@@ -248,7 +249,7 @@ def test_charts_appear_with_their_data(tmp_path: Path, board: pd.DataFrame) -> N
 
 
 def test_a_curve_is_the_mean_over_the_rounds_all_seeds_have(board: pd.DataFrame) -> None:
-    from fedbench_boards.leaderboard.page.data import _rounds
+    from fedbench_boards.leaderboard.page.sections import _rounds
 
     curves = curves_of("a", "b")
     table = _rounds(curves[~((curves["mlflow_id"] == "b") & (curves["round"] == 1))], ["a", "b"], "global_accuracy")
@@ -312,7 +313,8 @@ def test_the_best_at_the_shown_precision_is_bold(tmp_path: Path) -> None:
 
 
 def test_an_untrained_global_model_is_marked_and_never_the_best(tmp_path: Path) -> None:
-    own = {"personal_mean_client_accuracy_mean": 90.0, "shown": json.dumps(["personal_mean_client_accuracy"])}
+    names = json.dumps(["global_accuracy", "personal_mean_client_accuracy"])
+    own = {"personal_mean_client_accuracy_mean": 90.0, "shown": names}
     lines = [full("fedavg", whole=True, untrained=False, shown=own["shown"])]
     lines += [full("alone", mean=95.0, rank=np.nan, whole=True, untrained=True, **own)]
     lines += [full("fedavg", 1, setting="other", whole=True, untrained=False)]
@@ -377,8 +379,8 @@ def test_notes_say_why_a_row_has_no_baseline_and_where_a_mean_is_missing(tmp_pat
     board += [full("a", 1, setting="other")]
     text = shown(written(tmp_path, pd.DataFrame(board))[1])
     assert "No baseline for b: no tuned fedavg." in text
-    assert "head: a row of which some seed lacks it has no mean." in text
-    assert "accuracy: a row of which some seed lacks it has no mean; it has no rank." in text
+    assert "No mean of head for b, which some seed lacks." in text
+    assert "No mean of accuracy for b, which some seed lacks, without a rank." in text
 
 
 def test_the_page_and_the_tables_call_a_metric_the_same(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard import failures
 from fedbench_boards.leaderboard.across import across_settings
 from fedbench_boards.leaderboard.model import NAN, Board, Delta, Line, Milestone, Printed, ScoreCell, Table
+from fedbench_boards.leaderboard.notes import caption
 from fedbench_boards.leaderboard.own_models import SHARED, ranks_own_models, with_global_models
 from fedbench_boards.leaderboard.published import Published, beside
 from fedbench_boards.leaderboard.results import GROUPS
@@ -44,7 +45,6 @@ from fedbench_boards.leaderboard.rows import (
     spent_until,
     times,
 )
-from fedbench_boards.leaderboard.tables import caption
 from fedbench_boards.statistics import BASELINE, NO_BASELINE, Test, interval, paired
 
 

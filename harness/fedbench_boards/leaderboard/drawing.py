@@ -27,6 +27,7 @@ from fedbench_boards.leaderboard.rows import label_of, scores_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def lines(series: Mapping[str, Sequence[Point]], key: str, metric: str) -> Figur
             deviations,
             label=name,
             capsize=2,
-            **_look(place),
+            **look_of(place),
         )
         most = max(point.seeds for point in points)
         for point in points:
@@ -171,12 +172,10 @@ def grid(points: Sequence[Point], keys: Sequence[str], metric: str, name: str) -
     means = {point.at: point.mean for point in points}
     table = np.array([[means.get((column, row), math.nan) for column in columns] for row in rows])
     fig, (axes,) = figure(height=max(2.2, 0.32 * len(rows) + 1.0))
-    image = axes.imshow(table, cmap="viridis", aspect="auto", origin="lower")
-    middle = (np.nanmin(table) + np.nanmax(table)) / 2
+    image = shaded(axes, table)
     for (row, column), value in np.ndenumerate(table):
         if not math.isnan(value):
-            colour = "black" if value > middle else "white"
-            axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=7)
+            axes.text(column, row, f"{value:.1f}", color=ink(table, value), **CENTRED)
     for axis, values, key in ((axes.xaxis, columns, keys[0]), (axes.yaxis, rows, keys[1])):
         axis.set_ticks(range(len(values)), [_text(value) for value in values])
         axis.set_label_text(key)
@@ -197,11 +196,13 @@ def rounds(curves: pd.DataFrame, owners: Mapping[str, str], metrics: Sequence[st
             mean = of.groupby("round")[metric].mean().dropna()
             # a line of one point would not be seen
             marker = "." if len(mean) == 1 else ""
-            axes.plot(mean.index, mean.to_numpy(), label=row, linewidth=1.2, color=_look(place)["color"], marker=marker)
+            axes.plot(
+                mean.index, mean.to_numpy(), label=row, linewidth=1.2, color=look_of(place)["color"], marker=marker
+            )
         axes.set_title(_titled(metric), fontsize=8)
         axes.set_xlabel("round")
     panels[0].set_ylabel("%" if all("accuracy" in metric for metric in known) else "")
-    _legend_below(fig, panels[0])
+    legend_below(fig, panels[0])
     return fig
 
 
@@ -218,7 +219,7 @@ def layers(rows: Mapping[str, pd.DataFrame], prefix: str) -> Figure:
     """
     fig, (axes,) = figure()
     for place, (row, of) in enumerate(rows.items()):
-        axes.plot(range(1, of.shape[1] + 1), of.mean().to_numpy(), label=row, **_look(place))
+        axes.plot(range(1, of.shape[1] + 1), of.mean().to_numpy(), label=row, **look_of(place))
     longest = max(rows.values(), key=lambda of: of.shape[1])
     names = [str(name).removeprefix(prefix) for name in longest]
     axes.set_xticks(range(1, len(names) + 1), names, rotation=60, ha="right", fontsize=6)
@@ -248,7 +249,7 @@ def gains(rows: Mapping[str, Mapping[str, pd.Series]], base: str, metrics: Seque
     axes.set_ylim(len(others) - 0.4, -0.6)
     axes.axvline(0, color="black", linewidth=0.6)
     _finish(axes, f"points above {base}", "", 1)
-    _legend_below(fig, axes)
+    legend_below(fig, axes)
     return fig
 
 
@@ -266,7 +267,21 @@ def style() -> AbstractContextManager[None]:
     return rc_context(_STYLE)
 
 
-def _look(place: int) -> dict[str, Any]:
+CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
+"""How words stand in a square of a grid."""
+
+
+def shaded(axes: Axes, table: NDArray[np.float64], **limits: float) -> AxesImage:
+    """A grid of squares shaded by the values of ``table``, its first line below."""
+    return axes.imshow(table, cmap="viridis", aspect="auto", origin="lower", **limits)
+
+
+def ink(table: NDArray[np.float64], value: float) -> str:
+    """The colour that is read on the shade of ``value`` in a grid of ``table``."""
+    return "black" if value > (np.nanmin(table) + np.nanmax(table)) / 2 else "white"
+
+
+def look_of(place: int) -> dict[str, Any]:
     colour, marker = COLOURS[place % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
     return {"color": colour, "marker": marker, "markersize": 3.5, "linewidth": 1.2}
 
@@ -279,8 +294,10 @@ def _finish(axes: Axes, across: str, up: str, count: int) -> None:
         axes.legend(fontsize=6, frameon=False)
 
 
-def _legend_below(fig: Figure, of: Axes) -> None:
-    fig.legend(*of.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=6, frameon=False)
+def legend_below(fig: Figure, of: Axes, **look: Any) -> None:
+    """What the series of ``of`` are, below the whole figure."""
+    look = {"ncols": 4, "fontsize": 6, "frameon": False} | look
+    fig.legend(*of.get_legend_handles_labels(), loc="outside lower center", **look)
 
 
 def _text(value: float | str) -> str:
@@ -317,8 +334,7 @@ def embedding(rows: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]],
         axes.set_xticks([])
         axes.set_yticks([])
     if len(classnames) <= MOST_IN_LEGEND:
-        handles = panels[0].get_legend_handles_labels()
-        made.legend(*handles, loc="outside lower center", ncols=5, fontsize=6, frameon=False, markerscale=2)
+        legend_below(made, panels[0], ncols=5, markerscale=2)
     return made
 
 

@@ -20,8 +20,9 @@ from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard import own_models
 from fedbench_boards.leaderboard.failures import MARK
 from fedbench_boards.leaderboard.model import Board, Line, Table
+from fedbench_boards.leaderboard.notes import SIGN
 from fedbench_boards.leaderboard.rows import may_be_best
-from fedbench_boards.leaderboard.tables import SIGN, TextColumn, TextTable, text_tables
+from fedbench_boards.leaderboard.tables import Cell, Column, TextTable, text_tables
 from fedbench_boards.statistics import ALPHA, Test, holm, paired
 
 _SPECIAL = {
@@ -71,10 +72,10 @@ def escape(text: str) -> str:
 
 def _environment(shown: TextTable) -> str:
     # a reason is too long for a cell
-    status = [replace(one, cells=[cell.partition(":")[0] for cell in one.cells]) for one in shown.status]
-    columns = [shown.rank, *shown.names, *shown.scores, *shown.further, *status]
-    alignment = "".join("l" if column in (*shown.names, *status) else "r" for column in columns)
-    lines = [" & ".join(cell(column, number) for column in columns) for number in range(len(shown.rows))]
+    status = [Column(one.heading, [Cell(text.partition(":")[0]) for text in one.texts]) for one in shown.status]
+    shown = replace(shown, status=status)
+    alignment = "".join("l" if shown.is_words(column) else "r" for column in shown.columns)
+    lines = [" & ".join(map(latex_cell, line)) for line in shown.lines]
     return "\n".join(
         [
             r"\begin{table}[htbp]",
@@ -83,7 +84,7 @@ def _environment(shown: TextTable) -> str:
             *tabular(
                 alignment,
                 [
-                    " & ".join(escape(column.heading) for column in columns) + r" \\",
+                    " & ".join(escape(column.heading) for column in shown.columns) + r" \\",
                     r"\midrule",
                     *(rf"{line} \\" for line in lines),
                 ],
@@ -96,8 +97,9 @@ def _environment(shown: TextTable) -> str:
 
 
 def _failures(shown: TextTable) -> list[str]:
-    marked = [(column.sign(line), row) for column in shown.names[:1] for line, row in enumerate(shown.rows)]
-    return [f"{sign} {row.name}: {row.failure}".strip() for sign, row in marked if row.failure]
+    signs = [cell.sign for cell in shown.names[0].cells]
+    rows = zip(signs, shown.rows, strict=True)
+    return [f"{sign} {row.name}: {row.failure}".strip() for sign, row in rows if row.failure]
 
 
 def tabular(alignment: str, lines: Sequence[str]) -> list[str]:
@@ -118,11 +120,10 @@ def note(text: str) -> str:
     return rf"\par\smallskip{{\footnotesize {escape(text)}\par}}"
 
 
-def cell(column: TextColumn, line: int, *, bold: bool | None = None) -> str:
-    """A cell with its sign, bold where it is the best, or where ``bold`` asks for it."""
-    text = _SIGN.sub(lambda match: f"${match.group()}$", escape(column.cells[line]))
-    is_bold = column.is_best(line) if bold is None else bold
-    return (rf"\textbf{{{text}}}" if is_bold else text) + escape(column.sign(line))
+def latex_cell(cell: Cell) -> str:
+    """The cell with its sign, bold where it is the best."""
+    text = _SIGN.sub(lambda match: f"${match.group()}$", escape(cell.text))
+    return (rf"\textbf{{{text}}}" if cell.best else text) + escape(cell.sign)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +188,7 @@ class _PaperPart:
         self._names = shown.names[0]
         self.marks = [text for text in (*shown.failures, *shown.notes) if text.startswith(_SIGNS)]
         """The lines that explain marks."""
-        self.columns: dict[str, TextColumn] = {}
+        self.columns: dict[str, Column] = {}
         self.bold: dict[str, list[bool]] = {}
         self.usual: list[str] = []
         for column in (*shown.scores, *shown.further):
@@ -206,12 +207,12 @@ class _PaperPart:
         """A cell in LaTeX; a dash where the table lacks row or column."""
         if row is None or column not in self.columns:
             return "--"
-        is_bold = self.bold.get(column, [False] * (row + 1))[row]
-        return cell(self.columns[column], row, bold=is_bold)
+        is_bold = column in self.bold and self.bold[column][row]
+        return latex_cell(replace(self.columns[column].cells[row], best=is_bold))
 
     def sign(self, row: int | None) -> str:
         """The mark behind the row's name, such as † for a row that lost seeds."""
-        return "" if row is None else self._names.sign(row)
+        return "" if row is None else self._names.cells[row].sign
 
 
 def within_noise(lines: Sequence[Line], metric: str, results: pd.DataFrame, test: Test) -> list[bool]:
