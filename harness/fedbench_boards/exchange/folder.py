@@ -167,7 +167,7 @@ class ResultFolder:
     @cached_property
     def results(self) -> pd.DataFrame:
         """A line a run, as `fedbench_boards.leaderboard.results.load_results` has them, numbers to the last bit."""
-        frame = _texts(self.path / RESULTS, _OF_RUN)
+        frame = texts(self.path / RESULTS, _OF_RUN)
         if frame.empty:
             raise FedbenchError(f"{RESULTS} of {str(self.path)!r} has no run.")
         try:
@@ -184,7 +184,7 @@ class ResultFolder:
     @cached_property
     def board(self) -> pd.DataFrame:
         """A line a row of a table, all of them texts."""
-        return _texts(self.path / BOARD, _OF_BOARD)
+        return texts(self.path / BOARD, _OF_BOARD)
 
 
 def read_folder(given: Path) -> ResultFolder:
@@ -212,8 +212,8 @@ def named(line: Any) -> str:
     return f"{title}, seed {line['seed']}" if "seed" in line else title
 
 
-def _texts(file: Path, needed: tuple[str, ...]) -> pd.DataFrame:
-    """The file, every value a text; FedbenchError where it lacks one of the columns ``needed``."""
+def texts(file: Path, needed: tuple[str, ...]) -> pd.DataFrame:
+    """The CSV ``file``, every value a text; FedbenchError where it lacks one of the columns ``needed``."""
     try:
         frame = pd.read_csv(file, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:
