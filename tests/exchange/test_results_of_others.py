@@ -22,8 +22,8 @@ from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import Scale, load_suite
 from fedbench.tracking.record import SEAL
 from fedbench.tracking.schema import store_uri
-from fedbench_boards.exchange.checks import _beside_suite, _notes, _of_row, check_alike, check_folder
-from fedbench_boards.exchange.folder import FILES, MANIFEST, digests, read_folder
+from fedbench_boards.exchange.checks import _beside_suite, _notes, check_alike, check_folder
+from fedbench_boards.exchange.folder import FILES, MANIFEST, _of_row, digests, read_folder
 from fedbench_boards.exchange.merging import _diverged, merge
 from fedbench_boards.exchange.verifying import _differences, _ended, drawn
 from fedbench_boards.leaderboard.formats import write

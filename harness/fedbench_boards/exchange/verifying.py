@@ -23,21 +23,6 @@ from fedbench_boards.exchange.checks import Checked
 from fedbench_boards.exchange.folder import environment_here, finals, named
 from fedbench_boards.leaderboard.results import load_runs
 
-_HASHES = {"code_hash": "code", "data_hash": "data", "weights_hash": "weights"}
-POINTS = 0.5
-
-
-@dataclass(frozen=True)
-class OtherNumber:
-    """A final metric of which the repeated run gives another number."""
-
-    metric: str
-    recorded: float
-    now: float
-
-    def __str__(self) -> str:
-        return f"{self.metric} is {self.recorded!r} in the folder and {self.now!r} now"
-
 
 @dataclass(frozen=True)
 class Verified:
@@ -49,7 +34,8 @@ class Verified:
     """Points by which accuracies may differ; None: every metric is the same, or is to be, to the last bit."""
     differs: tuple[str, ...] = ()
     """What made it that is not as it was, so that numbers may be others."""
-    differences: tuple[OtherNumber, ...] = ()
+    differences: tuple[str, ...] = ()
+    """Sentences on the final metrics of which the repeated run gives another number."""
     failure: str = ""
     """Why it could not be repeated."""
     has_diverged: bool = False
@@ -67,7 +53,7 @@ class Verified:
         if self.failure:
             return f"{self.title}{why}: {'unsettled' if self.is_unsettled else 'not repeated'}: {self.failure}"
         if self.differences:
-            return f"{self.title}{why}: {'; '.join(map(str, self.differences))}"
+            return f"{self.title}{why}: {'; '.join(self.differences)}"
         how = "the same to the last bit" if self.tolerance is None else f"the same within {self.tolerance:g} points"
         if self.has_diverged:
             how = "diverged again"
@@ -102,25 +88,25 @@ def verify(
         now = _results(carried, checked.suite.name)
     failures = {failed.spec.run_id: failed.reason for failed in carried.failures}
     recorded_runs = _by_id(checked.folder.results, checked.diverged)
-    elsewhere = _elsewhere(checked)
+    elsewhere = tuple(_other_machine(checked))
     for spec in chosen:
         recorded, again = recorded_runs[spec.run_id], now.get(spec.run_id)
         title = named(recorded)
         if again is None:
             yield Verified(title, None, failure=failures.get(spec.run_id, "its row is not for its backbone"))
             continue
-        differs = (*elsewhere, *_differing(recorded, again))
+        differs = (*elsewhere, *_other_code_or_data(recorded, again))
         before, after = recorded.get("failure"), again.get("failure")
         if before or after:
             yield _ended(title, before or "", after or "", differs, is_elsewhere=bool(elsewhere))
             continue
         points = None
-        found = tuple(_differences(recorded, again, points, checked.headlines))
+        differences = tuple(_differences(recorded, again, points, checked.headlines))
         # elsewhere, too, all may be the same to the last bit, which is worth more
-        if found and differs:
+        if differences and differs:
             points = tolerance
-            found = tuple(_differences(recorded, again, points, checked.headlines))
-        yield Verified(title, points, differs, found)
+            differences = tuple(_differences(recorded, again, points, checked.headlines))
+        yield Verified(title, points, differs, differences)
 
 
 def _ended(title: str, recorded: str, now: str, differs: tuple[str, ...], *, is_elsewhere: bool) -> Verified:
@@ -146,20 +132,19 @@ def _by_id(finished: pd.DataFrame, failed: pd.DataFrame) -> dict[str, Mapping[An
     return {str(line["run_id"]): line for frame in (finished, failed) for line in frame.to_dict("records")}
 
 
-def _elsewhere(checked: Checked) -> list[str]:
+def _other_machine(checked: Checked) -> Iterator[str]:
     """In what this machine is not the one that the folder was written on."""
     before, now = checked.folder.manifest.environment, environment_here()
-    return [
-        f"{name} {was} then, {here} now"
-        for name, was, here in (("platform", before.platform, now.platform), ("torch", before.torch, now.torch))
-        if was != here
-    ]
+    for name, was, here in (("platform", before.platform, now.platform), ("torch", before.torch, now.torch)):
+        if was != here:
+            yield f"{name} {was} then, {here} now"
 
 
-def _differing(recorded: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[str]:
-    for name, called in _HASHES.items():
-        if recorded[name] != now[name]:
-            yield f"{called} {str(recorded[name])[:8]} then, {str(now[name])[:8]} now"
+def _other_code_or_data(recorded: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[str]:
+    for name in ("code", "data", "weights"):
+        was, here = (str(run[f"{name}_hash"]) for run in (recorded, now))
+        if was != here:
+            yield f"{name} {was[:8]} then, {here[:8]} now"
 
 
 _OF_FEW = 10
@@ -170,8 +155,8 @@ _EXACT = ("bytes_up", "bytes_down", "megabytes")
 
 def _differences(
     recorded: Mapping[Any, Any], now: Mapping[Any, Any], tolerance: float | None, headlines: Collection[str]
-) -> Iterator[OtherNumber]:
-    """Of the metrics that the folder has, those that are another number now."""
+) -> Iterator[str]:
+    """A sentence on each of the folder's metrics that is another number now."""
     for name, value in finals(recorded).items():
         metric = name.removeprefix(FINAL)
         again = float(now.get(name, math.nan))
@@ -186,4 +171,4 @@ def _differences(
             is_loose = metric not in headlines and (is_of_few or "accuracy" not in metric)
             is_same = is_loose or abs(again - value) <= points
         if not is_same:
-            yield OtherNumber(metric, value, again)
+            yield f"{metric} is {value!r} in the folder and {again!r} now"

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +23,7 @@ from fedbench.tracking.schema import FINAL, store_uri
 from fedbench_boards.leaderboard import failures
 from fedbench_boards.leaderboard.board import of_suite
 from fedbench_boards.leaderboard.formats import flat
-from fedbench_boards.leaderboard.model import Board, Line, Table
+from fedbench_boards.leaderboard.model import Board
 from fedbench_boards.leaderboard.published import Published, published_folder, published_of, unreadable_columns
 from fedbench_boards.leaderboard.results import StoredResults, load_curves, load_runs
 from fedbench_boards.leaderboard.rows import ON_NETWORK, PROTOCOL, label_of, named_rows
@@ -250,6 +249,11 @@ def _published(
 
 _WHERE_TOLD = ("table", "setting", "failure")
 """Columns that are left out if all their values are empty or 0."""
+_FIRST = {"block": "table"} | {name: name for name in ("setting", "rank", "tied_rank", "row")}
+_LAST = {"delta_mean": "delta"} | {name: name for name in ("delta_std", "delta_low", "delta_high")}
+_LAST |= {"p_adjusted": "p", "p_best": "p_best", "megabytes": "megabytes", "train_seconds_mean": "train_seconds"}
+_LAST |= {"seeds": "seeds", "failure": "failure"}
+"""Columns of leaderboard.csv before and behind the scores, and what the data frame calls them."""
 
 
 def leaderboard(
@@ -290,40 +294,16 @@ def frame_of(board: Board, *, full: bool = False) -> pd.DataFrame:
     ``p_best`` is how likely a row is the best. ``megabytes`` are sent both ways. With ``full`` it has the
     columns of the file leaderboard.csv instead.
     """
-    if full:
-        return flat(board)
-    frame = pd.DataFrame(
-        [_line(number, table, line) for number, table in enumerate(board.tables) for line in table.lines]
-    )
-    silent = [name for name in _WHERE_TOLD if name in frame and frame[name].nunique() < 2 and not any(frame[name])]
-    return frame.drop(columns=silent).astype({"rank": "Int64", "tied_rank": "Int64"} if len(frame) else {})
-
-
-def _line(number: int, table: Table, line: Line) -> dict[str, Any]:
-    cells = {metric: line.cell(metric) for metric in table.shown}
-    scores = {
-        f"{metric}{end}": value
-        for metric, cell in cells.items()
-        for end, value in (("", cell.mean), ("_std", cell.std))
-    }
-    return {
-        "table": number,
-        "setting": line.setting,
-        "rank": line.rank,
-        "tied_rank": line.tied_rank,
-        "row": line.row,
-        **scores,
-        "delta": line.delta.cell.mean,
-        "delta_std": line.delta.cell.std,
-        "delta_low": line.delta.low,
-        "delta_high": line.delta.high,
-        "p": line.delta.p_adjusted,
-        "p_best": line.p_best,
-        "megabytes": line.sent / MEGA,
-        "train_seconds": line.cost("train_seconds"),
-        "seeds": len(line.runs),
-        "failure": line.status.text,
-    }
+    frame = flat(board)
+    if full or frame.empty:
+        return frame
+    shown = dict.fromkeys(metric for table in board.tables for metric in table.shown)
+    scores = {f"{metric}_{part}": f"{metric}{end}" for metric in shown for part, end in (("mean", ""), ("std", "_std"))}
+    names = _FIRST | scores | _LAST
+    frame = frame.assign(megabytes=(frame["bytes_up_mean"] + frame["bytes_down_mean"]) / MEGA)
+    frame = frame[[name for name in names if name in frame]].rename(columns=names)
+    silent = [name for name in _WHERE_TOLD if frame[name].nunique() < 2 and not any(frame[name])]
+    return frame.drop(columns=silent).astype({"rank": "Int64", "tied_rank": "Int64"})
 
 
 def _warn(text: str) -> None:
