@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -61,7 +61,7 @@ _ESCAPED = re.compile("|".join(re.escape(character) for character in _ESCAPES))
 
 def to_latex(board: Board) -> str:
     """Every table of the board under its caption and above what its marks mean."""
-    return HEAD + "\n".join(_environment(shown) for shown in text_tables(board))
+    return HEAD + "\n".join(map(_of_table, text_tables(board)))
 
 
 def escape(text: str) -> str:
@@ -70,54 +70,44 @@ def escape(text: str) -> str:
     return _ESCAPED.sub(lambda match: _ESCAPES[match.group()], " ".join(text.split()))
 
 
-def _environment(shown: TextTable) -> str:
+def _of_table(shown: TextTable) -> str:
     # a reason is too long for a cell
     status = [Column(one.heading, [Cell(text.partition(":")[0]) for text in one.texts]) for one in shown.status]
     shown = replace(shown, status=status)
     alignment = "".join("l" if shown.is_words(column) else "r" for column in shown.columns)
-    lines = [" & ".join(map(latex_cell, line)) for line in shown.lines]
+    lines = [
+        [escape(column.heading) for column in shown.columns],
+        r"\midrule",
+        *([latex_cell(cell) for cell in line] for line in shown.lines),
+    ]
+    signs = [cell.sign for cell in shown.names[0].cells]
+    rows = zip(signs, shown.rows, strict=True)
+    failures = [f"{sign} {row.name}: {row.failure}".strip() for sign, row in rows if row.failure]
+    return _environment([rf"\caption{{{escape(shown.caption)}}}"], alignment, lines, [*failures, *shown.notes])
+
+
+def _environment(
+    above: Sequence[str], alignment: str, lines: Sequence[str | Sequence[str]], notes: Iterable[str]
+) -> str:
+    """A table of ``lines``, which are cells or rules; one that is wider than the text is made as small as that."""
+    body = [line if isinstance(line, str) else " & ".join(line) + r" \\" for line in lines]
     return "\n".join(
         [
             r"\begin{table}[htbp]",
             r"\centering\small",
-            rf"\caption{{{escape(shown.caption)}}}",
-            *tabular(
-                alignment,
-                [
-                    " & ".join(escape(column.heading) for column in shown.columns) + r" \\",
-                    r"\midrule",
-                    *(rf"{line} \\" for line in lines),
-                ],
-            ),
-            *map(note, (*_failures(shown), *shown.notes)),
+            *above,
+            r"\smallskip",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+            rf"\begin{{tabular}}{{{alignment}}}",
+            r"\toprule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}}",
+            *(rf"\par\smallskip{{\footnotesize {escape(note)}\par}}" for note in notes),
             r"\end{table}",
             "",
         ]
     )
-
-
-def _failures(shown: TextTable) -> list[str]:
-    signs = [cell.sign for cell in shown.names[0].cells]
-    rows = zip(signs, shown.rows, strict=True)
-    return [f"{sign} {row.name}: {row.failure}".strip() for sign, row in rows if row.failure]
-
-
-def tabular(alignment: str, lines: Sequence[str]) -> list[str]:
-    """The ``lines`` as a tabular between rules; one that is wider than the text is made as small as that."""
-    return [
-        r"\smallskip",
-        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        rf"\begin{{tabular}}{{{alignment}}}",
-        r"\toprule",
-        *lines,
-        r"\bottomrule",
-        r"\end{tabular}}",
-    ]
-
-
-def note(text: str) -> str:
-    """A line below a table."""
-    return rf"\par\smallskip{{\footnotesize {escape(text)}\par}}"
 
 
 def latex_cell(cell: Cell) -> str:
@@ -244,36 +234,22 @@ def _paper_environment(parts: Sequence[_PaperPart], options: PaperOptions, label
     chosen = [[name for name in options.columns or part.usual if name in part.columns] for part in parts]
     if options.across and not options.columns:
         chosen = [names[:1] for names in chosen]
+    pairs = list(zip(parts, chosen, strict=True))
     alignment = "l" + "".join("r" * len(names) for names in chosen)
-    heads = [
-        "method",
-        *(escape(part.columns[name].heading) for part, names in zip(parts, chosen, strict=True) for name in names),
-    ]
-    above = list(_above(parts, chosen)) if options.across else []
+    heads = ["method", *(escape(part.columns[name].heading) for part, names in pairs for name in names)]
     bold = f"Bold: the best, and what a paired test over seeds does not tell from it (Holm, {ALPHA:g})."
     caption = f"{options.caption or _common(parts)}. {bold}".replace("..", ".")
-    marks = dict.fromkeys(
-        text
-        for part, names in zip(parts, chosen, strict=True)
-        for text in part.marks
-        if not text.startswith(_OF_DELTA) or "delta" in names
-    )
     short = f"[{escape(options.caption)}]" if options.caption else ""
-    return "\n".join(
-        [
-            r"\begin{table}[htbp]",
-            r"\centering\small",
-            rf"\caption{short}{{{escape(caption)}}}",
-            *([rf"\label{{{label}}}"] if label else []),
-            *tabular(
-                alignment,
-                [*above, " & ".join(heads) + r" \\", *_body(parts, chosen, options, len(alignment))],
-            ),
-            *map(note, marks),
-            r"\end{table}",
-            "",
-        ]
+    above = [rf"\caption{short}{{{escape(caption)}}}", *([rf"\label{{{label}}}"] if label else [])]
+    marks = dict.fromkeys(
+        text for part, names in pairs for text in part.marks if not text.startswith(_OF_DELTA) or "delta" in names
     )
+    lines = [*(_settings_line(pairs) if options.across else []), heads, *_body(pairs, options, len(alignment))]
+    return _environment(above, alignment, lines, marks)
+
+
+_Pairs = Sequence[tuple["_PaperPart", Sequence[str]]]
+"""Tables with the names of their columns that are chosen."""
 
 
 def _common(parts: Sequence[_PaperPart]) -> str:
@@ -282,41 +258,27 @@ def _common(parts: Sequence[_PaperPart]) -> str:
     return " · ".join(text for text in captions[0] if all(text in caption for caption in captions))
 
 
-def _above(parts: Sequence[_PaperPart], chosen: Sequence[Sequence[str]]) -> Iterator[str]:
+def _settings_line(pairs: _Pairs) -> Iterator[str | list[str]]:
     """The line of settings above their columns."""
-    yield (
-        " & ".join(
-            [
-                "",
-                *(
-                    rf"\multicolumn{{{len(names)}}}{{c}}{{{escape(part.title)}}}"
-                    for part, names in zip(parts, chosen, strict=True)
-                ),
-            ]
-        )
-        + r" \\"
-    )
+    yield ["", *(rf"\multicolumn{{{len(names)}}}{{c}}{{{escape(part.title)}}}" for part, names in pairs)]
     first = 2
     rules = []
-    for names in chosen:
+    for _, names in pairs:
         rules.append(rf"\cmidrule(lr){{{first}-{first + len(names) - 1}}}")
         first += len(names)
     yield "".join(rules)
 
 
-def _body(
-    parts: Sequence[_PaperPart], chosen: Sequence[Sequence[str]], options: PaperOptions, width: int
-) -> Iterator[str]:
+def _body(pairs: _Pairs, options: PaperOptions, width: int) -> Iterator[str | list[str]]:
+    parts = [part for part, _ in pairs]
     for title, rows in _grouped(parts, options):
         yield r"\midrule"
         if title:
-            yield rf"\multicolumn{{{width}}}{{l}}{{\emph{{{escape(title)}}}}} \\"
+            yield [rf"\multicolumn{{{width}}}{{l}}{{\emph{{{escape(title)}}}}}"]
         for name in rows:
-            cells = [
-                part.cell(column, part.row(name)) for part, names in zip(parts, chosen, strict=True) for column in names
-            ]
+            cells = [part.cell(column, part.row(name)) for part, names in pairs for column in names]
             signs = dict.fromkeys(sign for part in parts for sign in part.sign(part.row(name)))
-            yield " & ".join([escape(name + "".join(signs)), *cells]) + r" \\"
+            yield [escape(name + "".join(signs)), *cells]
 
 
 def _grouped(parts: Sequence[_PaperPart], options: PaperOptions) -> Iterator[tuple[str, list[str]]]:
