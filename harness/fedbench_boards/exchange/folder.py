@@ -41,10 +41,10 @@ def finals(values: Mapping[Any, Any]) -> dict[str, float]:
     }
 
 
-def differing(one: Mapping[str, float], other: Mapping[str, float]) -> Iterator[str]:
+def differing(first: Mapping[str, float], other: Mapping[str, float]) -> Iterator[str]:
     """The metrics, in order, whose values differ, or that only one of them has; NaN equals NaN."""
-    for name in sorted({*one, *other}):
-        values = one.get(name), other.get(name)
+    for name in sorted({*first, *other}):
+        values = first.get(name), other.get(name)
         if values[0] != values[1] and not all(value is not None and value != value for value in values):
             yield name
 
@@ -143,8 +143,8 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of ``folder``; FedbenchError where it has none, or one that can't be read."""
     file = folder / MANIFEST
     try:
-        found: Mapping[str, Any] = json.loads(read_bytes(file))
-        return Manifest.model_validate(found)
+        content: Mapping[str, Any] = json.loads(read_bytes(file))
+        return Manifest.model_validate(content)
     except FileNotFoundError:
         raise FedbenchError(
             f"{str(folder)!r} has no {MANIFEST}; write it with `fedbench leaderboard --suite NAME --output FOLDER`."
@@ -342,8 +342,8 @@ def diverged_runs(folder: ResultFolder) -> pd.DataFrame:
     results = folder.results
     metrics = [name for name in results if str(name).startswith(FINAL)]
     lines = [line for row in folder.board.to_dict("records") for line in _of_row(row, results)]
-    found = pd.DataFrame(lines).astype(results.dtypes) if lines else results.iloc[:0].assign(failure="")
-    return found.drop(columns=metrics)
+    frame = pd.DataFrame(lines).astype(results.dtypes) if lines else results.iloc[:0].assign(failure="")
+    return frame.drop(columns=metrics)
 
 
 def _of_row(row: dict[Any, Any], results: pd.DataFrame) -> Iterator[dict[Any, Any]]:
@@ -351,15 +351,15 @@ def _of_row(row: dict[Any, Any], results: pd.DataFrame) -> Iterator[dict[Any, An
     if not failures:
         return
     finished = results[results["run_id"].isin(json.loads(row["runs"]).values())]
-    for one in failures:
-        title = f"{named(row)}: seed {one['seed']}"
-        if one["seed"] in set(finished["seed"]):
+    for failure in failures:
+        title = f"{named(row)}: seed {failure['seed']}"
+        if failure["seed"] in set(finished["seed"]):
             raise FedbenchError(f"{title} has finished and failed; keep one of the two runs.")
-        if not one["reason"].startswith(DIVERGED):
-            raise FedbenchError(f"{title} failed: {one['reason'].removesuffix('.')}; run it again.")
-        if one["code"]:
-            raise FedbenchError(f"{title} diverged with other code ({one['code']}) than the row's; run it again.")
+        if not failure["reason"].startswith(DIVERGED):
+            raise FedbenchError(f"{title} failed: {failure['reason'].removesuffix('.')}; run it again.")
+        if failure["code"]:
+            raise FedbenchError(f"{title} diverged with other code ({failure['code']}) than the row's; run it again.")
         if finished.empty:
             raise FedbenchError(f"{title} diverged, as all of its row; there is no run to tell its values by.")
-        of_run = {name: one[name] for name in ("seed", "run_id", "mlflow_id")}
-        yield finished.iloc[0].to_dict() | of_run | {"failure": one["reason"]}
+        of_run = {name: failure[name] for name in ("seed", "run_id", "mlflow_id")}
+        yield finished.iloc[0].to_dict() | of_run | {"failure": failure["reason"]}

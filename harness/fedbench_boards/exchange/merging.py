@@ -107,10 +107,11 @@ def _refuse_clashes(kept: Sequence[Run], sources: Sequence[_OpenStore]) -> None:
         metric = next(differing(finals(other.data.metrics), finals(run.data.metrics)), None)
         if metric is not None:
             tags = RunTags(run.data.tags)
-            one, two = (each.data.metrics.get(metric) for each in (other, run))
+            first, second = (each.data.metrics.get(metric) for each in (other, run))
             raise FedbenchError(
                 f"{run.info.run_name} (run {tags.run_id}): two stores have it by the same code with different numbers, "
-                f"{metric.removeprefix(FINAL)} {one!r} and {two!r}; delete the wrong one, in the page of `fedbench ui`."
+                f"{metric.removeprefix(FINAL)} {first!r} and {second!r}; delete the wrong one, in the page of "
+                "`fedbench ui`."
             )
 
 
@@ -119,7 +120,7 @@ def _copy_all(
 ) -> Merged:
     merged = Merged(shown(source.uri))
     parents: dict[str, str] = {}
-    for run in sorted(source.runs, key=lambda one: int(one.info.start_time)):
+    for run in sorted(source.runs, key=lambda run: int(run.info.start_time)):
         if run.info.status not in _ENDED:
             merged.unfinished += 1
         elif known.get(_key(run)) in ("FINISHED", run.info.status):
@@ -269,5 +270,5 @@ def _networks(folder: Checked) -> str:
 
 def _environment(folders: Sequence[Checked]) -> Environment:
     """That of all folders; where they differ the several, which no machine equals."""
-    found = [folder.folder.manifest.environment.model_dump() for folder in folders]
-    return Environment(**{name: ", ".join(dict.fromkeys(one[name] for one in found)) for name in found[0]})
+    each = [folder.folder.manifest.environment.model_dump() for folder in folders]
+    return Environment(**{name: ", ".join(dict.fromkeys(made[name] for made in each)) for name in each[0]})

@@ -129,13 +129,13 @@ def _narrowed(words: list[str], key: str, runs: pd.DataFrame) -> list[str]:
     return [*words, f"on {value}" if key == "backbone" else f"({value})"]
 
 
-def _alike(one: pd.DataFrame, other: pd.DataFrame, key: str) -> bool:
-    values = one[key].iloc[0], other[key].iloc[0]
+def _alike(runs: pd.DataFrame, other: pd.DataFrame, key: str) -> bool:
+    values = runs[key].iloc[0], other[key].iloc[0]
     if key == "row_settings":
         return _shared(values[0]) == _shared(values[1])
     if key == "tuned":
         # every method has a study of its own; what counts is whether there was one, where anything can be tuned
-        untunable = not int(one["trainable_parameters"].iloc[0])
+        untunable = not int(runs["trainable_parameters"].iloc[0])
         return untunable or bool(values[0]) == bool(values[1])
     return bool(values[0] == values[1])
 

@@ -56,11 +56,11 @@ def swept(results: pd.DataFrame, keys: Sequence[str], metric: str) -> dict[str, 
     frame = results.copy()
     settings = [settings_of(run) for _, run in frame.iterrows()]
     for key in keys:
-        known = sorted({name for one in settings for name in one})
-        if not any(key in one for one in settings):
+        known = sorted({name for run in settings for name in run})
+        if not any(key in run for run in settings):
             raise unknown_name("setting of these runs", key, known)
-        frame[f"at {key}"] = [_value(one.get(key, "")) for one in settings]
-    frame["apart"] = [json.dumps({k: v for k, v in one.items() if k not in keys}, sort_keys=True) for one in settings]
+        frame[f"at {key}"] = [_value(run.get(key, "")) for run in settings]
+    frame["apart"] = [json.dumps({k: v for k, v in run.items() if k not in keys}, sort_keys=True) for run in settings]
     at = [f"at {key}" for key in keys]
     series: dict[str, list[Point]] = {}
     for (method, _, _, _), runs in frame.groupby(["method", "backbone", "setting", "apart"], sort=False):

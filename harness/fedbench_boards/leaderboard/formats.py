@@ -238,7 +238,7 @@ class _Terminal:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for shown in self._tables:
             layouts = list(_layouts(shown))
-            fitting = (one for one in layouts if _width(one[0], console, options) <= options.max_width)
+            fitting = (layout for layout in layouts if _width(layout[0], console, options) <= options.max_width)
             layout, notes = next(fitting, layouts[-1])
             yield Text(shown.caption, "dim")
             for table in layout:
@@ -259,7 +259,9 @@ def _layouts(shown: TextTable) -> Iterator[tuple[list[RichTable], list[str]]]:
     """Ways to show a table, each with its notes, the plainest first."""
     plain = [*(shortened(failure, _FAILURE) for failure in shown.failures), *shown.notes]
     lettered = [*plain, *([shown.letters] if shown.letters else [])]
-    status = [Column(one.heading, [Cell(shortened(text, _REASON)) for text in one.texts]) for one in shown.status]
+    status = [
+        Column(column.heading, [Cell(shortened(text, _REASON)) for text in column.texts]) for column in shown.status
+    ]
     for names, notes in ((shown.names, plain), (shown.short, lettered)):
         yield [_terminal_table([shown.rank, *names, *shown.scores, *shown.further, *status])], notes
     for names, notes in ((shown.names, plain), (shown.short, lettered)):

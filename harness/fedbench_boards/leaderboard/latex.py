@@ -72,7 +72,9 @@ def escape(text: str) -> str:
 
 def _of_table(shown: TextTable) -> str:
     # a reason is too long for a cell
-    status = [Column(one.heading, [Cell(text.partition(":")[0]) for text in one.texts]) for one in shown.status]
+    status = [
+        Column(column.heading, [Cell(text.partition(":")[0]) for text in column.texts]) for column in shown.status
+    ]
     shown = replace(shown, status=status)
     alignment = "".join("l" if shown.is_words(column) else "r" for column in shown.columns)
     lines = [

@@ -148,7 +148,7 @@ def beside(published: Published, runs: pd.DataFrame, headline: str, measured: Ma
     return Printed(
         **vars(numbers.get(headline, PrintedNumber())),
         keys=tuple(json.loads(text) for text in keys),
-        metrics={name: one for name, one in numbers.items() if one.comparable},
+        metrics={name: number for name, number in numbers.items() if number.comparable},
     )
 
 
@@ -228,8 +228,8 @@ def published_notes(rows: Sequence[Line]) -> Iterator[str]:
     if not printed:
         return
     papers: dict[str, set[str]] = {}
-    for one in printed:
-        paper, _, listed = one.source.partition(" table")
+    for number in printed:
+        paper, _, listed = number.source.partition(" table")
         papers.setdefault(paper, set()).update(listed.removeprefix("s").strip().split(", "))
     sources = [
         f"{paper} table{'s' if len(listed) > 1 else ''} {', '.join(in_order(listed))}"
@@ -237,13 +237,15 @@ def published_notes(rows: Sequence[Line]) -> Iterator[str]:
         if paper
     ]
     by_aspect: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for difference in (difference for one in printed for difference in one.differences):
+    for difference in (difference for number in printed for difference in number.differences):
         theirs, ours = by_aspect.setdefault(difference.aspect, ({}, {}))
         theirs[difference.printed] = ours[difference.here] = None
     aspects = ", ".join(
         f"{name} ({' / '.join(theirs)}, here {' / '.join(ours)})" for name, (theirs, ours) in by_aspect.items()
     )
-    lacking = list(dict.fromkeys(name for one in printed if one.comparable == AS_PRINTED for name in one.not_printed))
+    lacking = list(
+        dict.fromkeys(name for number in printed if number.comparable == AS_PRINTED for name in number.not_printed)
+    )
     known = f"; ≈ comparable as far as printed, which {', '.join(lacking)} are not" if lacking else ""
     yield f"paper: {', '.join(sources)}" + (f"; ≠ not comparable, differs in {aspects}" if aspects else "") + known
     for row in rows:

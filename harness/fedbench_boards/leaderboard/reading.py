@@ -130,10 +130,8 @@ class ReadingOptions:
             "--target": [None if self.target is None else f"{self.target:g}"],
             "--test": [None if self.test == Test.t.value else self.test],
         }
-        words = [
-            word for name, values in values_of.items() for one in values if one is not None for word in (name, one)
-        ]
-        return shlex.join(["fedbench", "leaderboard", *words])
+        words = [(name, text) for name, values in values_of.items() for text in values if text is not None]
+        return shlex.join(["fedbench", "leaderboard", *(word for pair in words for word in pair)])
 
 
 @dataclass(frozen=True, eq=False)

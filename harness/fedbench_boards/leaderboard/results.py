@@ -163,8 +163,8 @@ def load_measured(uri: str, suite: str | None, results: pd.DataFrame, prefix: st
     Columns are in order of their names; FedbenchError for a store that cannot be reached.
     """
     reader = open_reader(uri)
-    found = {} if reader is None else {run.info.run_id: run.data.metrics for _, run in reader.runs(suite)}
-    lines = [{k: v for k, v in found.get(run, {}).items() if k.startswith(prefix)} for run in results["mlflow_id"]]
+    measured = {} if reader is None else {run.info.run_id: run.data.metrics for _, run in reader.runs(suite)}
+    lines = [{k: v for k, v in measured.get(run, {}).items() if k.startswith(prefix)} for run in results["mlflow_id"]]
     return pd.DataFrame(lines, index=results.index).sort_index(axis=1)
 
 

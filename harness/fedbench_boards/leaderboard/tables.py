@@ -274,41 +274,44 @@ def _published(table: Table) -> Iterator[Column]:
     """Columns of the paper's numbers: the headline with a column of differences, other metrics with those in
     brackets."""
     printed = [line.printed or Printed() for line in table.lines]
-    if any(one.comparable for one in printed):
-        spreads = [one.metrics.get("std", PrintedNumber()).value for one in printed]
-        cells = [_paper_cell(one, _number(one, std)) for one, std in zip(printed, spreads, strict=True)]
+    if any(number.comparable for number in printed):
+        spreads = [number.metrics.get("std", PrintedNumber()).value for number in printed]
+        cells = [_paper_cell(number, _number(number, std)) for number, std in zip(printed, spreads, strict=True)]
         yield Column("paper", cells, "published", "what the paper prints, and whether the settings agree")
-        deltas = Column("Δ paper", [scored(one.delta, NAN, "+") for one in printed], "published_delta")
+        deltas = Column("Δ paper", [scored(number.delta, NAN, "+") for number in printed], "published_delta")
         yield from [replace(deltas, explained="measured minus published")] if deltas.is_known else []
-    for metric in dict.fromkeys(metric for one in printed for metric in one.metrics):
+    for metric in dict.fromkeys(metric for number in printed for metric in number.metrics):
         if metric not in (table.headline, "std"):
-            numbers = [one.metrics.get(metric, PrintedNumber()) for one in printed]
-            cells = [_paper_cell(one, _as_printed(one) if metric in _PRINTED else _with_delta(one)) for one in numbers]
+            numbers = [number.metrics.get(metric, PrintedNumber()) for number in printed]
+            cells = [
+                _paper_cell(number, _as_printed(number) if metric in _PRINTED else _with_delta(number))
+                for number in numbers
+            ]
             name = _PRINTED.get(metric, heading(metric))
             yield Column(f"paper {name}", cells, f"published_{metric}", "what the paper prints")
 
 
-def _paper_cell(one: PrintedNumber, shown: str) -> Cell:
-    aspects = ", ".join(difference.aspect for difference in one.differences)
-    note = AGREEING.get(one.comparable, "") + (f": {aspects}" if one.comparable == NOT_COMPARABLE else "")
-    return Cell(shown, one.value, note=note, title="; ".join(filter(None, [one.source, one.differs])))
+def _paper_cell(number: PrintedNumber, shown: str) -> Cell:
+    aspects = ", ".join(difference.aspect for difference in number.differences)
+    note = AGREEING.get(number.comparable, "") + (f": {aspects}" if number.comparable == NOT_COMPARABLE else "")
+    return Cell(shown, number.value, note=note, title="; ".join(filter(None, [number.source, number.differs])))
 
 
-def _number(one: PrintedNumber, std: float = math.nan) -> str:
-    return _marked(one, "several" if one.several else spread(one.value, std))
+def _number(number: PrintedNumber, std: float = math.nan) -> str:
+    return _marked(number, "several" if number.several else spread(number.value, std))
 
 
-def _as_printed(one: PrintedNumber) -> str:
-    return _marked(one, NONE if math.isnan(one.value) else f"{one.value:g}")
+def _as_printed(number: PrintedNumber) -> str:
+    return _marked(number, NONE if math.isnan(number.value) else f"{number.value:g}")
 
 
-def _marked(one: PrintedNumber, number: str) -> str:
-    return f"{_MARKS[one.comparable]} {number}" if one.comparable in _MARKS else number
+def _marked(number: PrintedNumber, text: str) -> str:
+    return f"{_MARKS[number.comparable]} {text}" if number.comparable in _MARKS else text
 
 
-def _with_delta(one: PrintedNumber) -> str:
+def _with_delta(number: PrintedNumber) -> str:
     """A number and its difference, as ``98.1 (-0.4)``."""
-    return _number(one) + ("" if math.isnan(one.delta) else f" ({spread(one.delta, math.nan, sign='+')})")
+    return _number(number) + ("" if math.isnan(number.delta) else f" ({spread(number.delta, math.nan, sign='+')})")
 
 
 def sent(line: Line) -> str:

@@ -162,13 +162,13 @@ def read_folders(given: Path) -> list[ResultsOf]:
     folder = expanded(given, "--results")
     if not folder.is_dir():
         raise FedbenchError(f"--results {str(given)!r} is no folder; give one that `fedbench publish` wrote into.")
-    folders = [one for one in sorted(folder.iterdir()) if all(_is_own(one / name) for name in (RESULTS, BOARD))]
+    folders = [path for path in sorted(folder.iterdir()) if all(_is_own(path / name) for name in (RESULTS, BOARD))]
     if not folders:
         raise FedbenchError(
             f"--results {str(given)!r} has no folder with {BOARD} and {RESULTS}; "
             "write one with `fedbench publish --suite NAME`."
         )
-    return [_read(one) for one in folders]
+    return [_read(path) for path in folders]
 
 
 def _is_own(file: Path) -> bool:

@@ -245,13 +245,16 @@ class _Site:
             told = findings(results.findings, partial(self._target, results)) if results.findings else Markup()
             # what the text shows stands there already
             rest = [name for name in figures if f'src="{quote(f"{results.slug}/{name}")}"' not in told]
-            content = {"one": results, "findings": told, "figures": rest, "seen": list(seen)}
-            content |= {"has_page": results.slug in self._boards, "tables": [(results, one) for one in results.tables]}
+            content = {"results": results, "findings": told, "figures": rest, "seen": list(seen)}
+            content |= {
+                "has_page": results.slug in self._boards,
+                "tables": [(results, table) for table in results.tables],
+            }
             self._page(f"suites/{results.slug}.html", "suite.html.j2", **content)
         for method in self.methods:
-            self._page(f"methods/{method.slug}.html", "method.html.j2", one=method)
+            self._page(f"methods/{method.slug}.html", "method.html.j2", method=method)
         for data in self.data:
-            self._page(f"data/{data.slug}.html", "data.html.j2", one=data)
+            self._page(f"data/{data.slug}.html", "data.html.j2", data=data)
         entries = list(self._searched())
         self._page(
             "index.html",
@@ -314,7 +317,7 @@ class _Site:
         if path in ("index.html", "leaderboard.md", "leaderboard.csv"):
             return "#tables"
         place = results.path / path
-        shown = next((one for one in results.figures if place in (one, one.with_suffix(".png"))), None)
+        shown = next((file for file in results.figures if place in (file, file.with_suffix(".png"))), None)
         if shown is not None:
             return quote(f"{results.slug}/{slug(shown.stem)}{shown.suffix}")
         whole = Path(posixpath.normpath(place.absolute().as_posix()))

@@ -149,20 +149,22 @@ def _unbroken(match: re.Match[str]) -> str:
 def _fastest(table: Table, column: Column) -> Column:
     """The column of rounds with its target as the heading, each with its deviation, the fewest in bold."""
     milestones = [line.milestone for line in table.lines]
-    known = {round(one.target, 1) for one in milestones if not math.isnan(one.target)}
+    known = {round(milestone.target, 1) for milestone in milestones if not math.isnan(milestone.target)}
     metric = milestones[0].metric
     title = f"rounds to {next(iter(known)):g} %" if len(known) == 1 else "rounds to target"
     title += f" {heading(metric)}" if metric != table.headline else ""
     # a mean over the seeds that were fast enough is no number of the others
     whole = [may_be_best(line, metric) and line.milestone.reached == line.milestone.seeds for line in table.lines]
-    rounded = [round(one.rounds.mean, 1) for one in milestones]
+    rounded = [round(milestone.rounds.mean, 1) for milestone in milestones]
     means = [mean if is_whole else math.nan for mean, is_whole in zip(rounded, whole, strict=True)]
     fewest = min((mean for mean in means if not math.isnan(mean)), default=math.nan)
     may_be_bold = len(known) < 2 and len(milestones) > 1
     cells = []
-    for cell, one, mean in zip(column.cells, milestones, means, strict=True):
-        in_full = scored(one.rounds.mean, one.rounds.std, best=may_be_bold and mean == fewest, title=cell.title)
-        note = f"{one.reached} of {one.seeds} seeds" if one.reached != one.seeds else ""
+    for cell, milestone, mean in zip(column.cells, milestones, means, strict=True):
+        in_full = scored(
+            milestone.rounds.mean, milestone.rounds.std, best=may_be_bold and mean == fewest, title=cell.title
+        )
+        note = f"{milestone.reached} of {milestone.seeds} seeds" if milestone.reached != milestone.seeds else ""
         cells.append(replace(in_full, shown=in_full.shown.removesuffix(".0"), note=note))
     return replace(column, heading=title, cells=cells)
 
@@ -231,7 +233,9 @@ def _details(line: Line, own: Mapping[str, str]) -> list[tuple[str, str]]:
     comparable = AGREEING.get(printed.comparable, "") + (printed.differs and f": {printed.differs}")
     number = "" if math.isnan(printed.value) else f"{printed.value:g}"
     published = [text for text in (number, printed.source, comparable) if text] if printed.comparable else []
-    failures = [f"seed {one.seed}: {one.run_id}, MLflow {one.mlflow_id}" for one in line.status.failures]
+    failures = [
+        f"seed {failure.seed}: {failure.run_id}, MLflow {failure.mlflow_id}" for failure in line.status.failures
+    ]
     details = [
         ("failed", line.status.text),
         ("own settings", assigned(own)),
@@ -299,11 +303,11 @@ def _charts(anchor: str, table: Table, rows: Sequence[PageRow], curves: pd.DataF
     lines, metric = table.measured, table.headline
     series = ranked = _series(table, rows, curves, metric)
     way = " Thin lines: the way there, round by round."
-    if not any(len(one.rounds) > 1 for one in ranked):
+    if not any(len(curve.rounds) > 1 for curve in ranked):
         # what is ranked is known of one round only, such as the one that is best on validation data
         metric, way = _OVERALL, ""
         series = _series(table, rows, curves, metric)
-    band = " A band is ± a standard deviation over seeds." if any(one.has_band for one in series) else ""
+    band = " A band is ± a standard deviation over seeds." if any(curve.has_band for curve in series) else ""
     read = f"Test {heading(metric)} after every evaluated round.{band}"
     drawn = [
         (_BY_ROUND, read, by_round(series, f"{anchor}-rounds", heading(metric))),
@@ -340,7 +344,9 @@ def _clients(
     runs = [(seed, name) for line in lines for seed, name in line.mlflow_ids.items()]
     for seed, name in sorted(runs, key=lambda run: run[0]):
         if name in federations:
-            one = federations[name]
-            drawn = heat_map(one["class_counts"], one["classnames"], f"{anchor}-clients", one.get("clients", 0))
+            federation = federations[name]
+            drawn = heat_map(
+                federation["class_counts"], federation["classnames"], f"{anchor}-clients", federation.get("clients", 0)
+            )
             return drawn, f"seed {seed}"
     return None, ""
