@@ -50,11 +50,11 @@ class Checked:
     folder: ResultFolder
     suite: Suite
     specs: tuple[RunSpec, ...]
-    """Of its runs, in the order of results.csv, and then of those that diverged."""
+    """The specs of its runs, in the order of results.csv, then those of the runs that diverged."""
     diverged: pd.DataFrame
-    """See `diverged_runs`."""
+    """The runs that diverged, see `diverged_runs`."""
     notes: tuple[str, ...] = ()
-    """What is no reason to refuse it."""
+    """Remarks that are no reason to refuse it."""
 
     @property
     def headlines(self) -> frozenset[str]:
@@ -63,7 +63,7 @@ class Checked:
 
     @property
     def summary(self) -> str:
-        """What it holds, in one line."""
+        """The content of the folder in one line."""
         results, lost = self.folder.results, len(self.diverged)
         rows = len(results.drop_duplicates([*PROTOCOL, *ROW]))
         diverged = f" ({counted(lost, 'further one')} diverged)" if lost else ""

@@ -51,7 +51,7 @@ def differing(first: Mapping[str, float], other: Mapping[str, float]) -> Iterato
 
 MANIFEST = "manifest.json"
 FILES = ("results.csv", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "index.html")
-"""What a leaderboard is written as."""
+"""The files that a leaderboard is written as."""
 
 
 class _Record(BaseModel):
@@ -89,13 +89,13 @@ class Manifest(_Record):
 
     @property
     def options(self) -> ReadingOptions:
-        """How the results were read."""
+        """The options with which the results were read."""
         known = {name: value for name, value in self.reading.items() if name in ReadingOptions.__dataclass_fields__}
         return ReadingOptions(**{**known, "columns": tuple(known.get("columns", ()))})
 
 
 def environment_here() -> Environment:
-    """Of this machine."""
+    """The environment of this machine."""
     import torch
 
     # the same system on a processor with other vector instructions sums in another order
@@ -135,7 +135,7 @@ def digests(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def digest(file: Path) -> str:
-    """sha256 of the file."""
+    """The sha256 of the file as hexadecimal digits."""
     return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
@@ -169,7 +169,7 @@ _OF_BOARD = ("block", "caption", "rank", "row", "setting", "headline", "seeds", 
 
 @dataclass(frozen=True)
 class ResultFolder:
-    """What `fedbench leaderboard --output` wrote."""
+    """A folder that `fedbench leaderboard --output` wrote."""
 
     path: Path
     manifest: Manifest
@@ -217,7 +217,7 @@ def is_result_folder(place: str) -> bool:
 
 
 def named(line: Any) -> str:
-    """What messages call a run, or a row: setting, row and, of a run, its seed."""
+    """The name of a run or a row in messages: setting, row and, for a run, its seed."""
     title = f"{line['setting']} · {line['row']}" if line["setting"] else str(line["row"])
     return f"{title}, seed {line['seed']}" if "seed" in line else title
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,21 +43,21 @@ Key = tuple[str, str]
 
 @dataclass
 class Merged:
-    """What became of the runs of a store."""
+    """Counts of a store's runs by what became of them."""
 
     source: str
     copied: int = 0
     skipped: int = 0
-    """Those that the target has already."""
+    """Runs that the target has already."""
     unfinished: int = 0
-    """Those that have not ended, which are left where they are."""
+    """Runs that have not ended, which are left where they are."""
 
 
 @dataclass(frozen=True)
-class _OpenStore:
+class _Source:
     uri: str
     client: MlflowClient
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Run]
 
 
 def merge(sources: Sequence[str], into: str, tell: Callable[[str], None] = lambda _: None) -> list[Merged]:
@@ -76,12 +76,12 @@ def merge(sources: Sequence[str], into: str, tell: Callable[[str], None] = lambd
     return [_copy_all(source, uri, target, known, tell) for source in opened]
 
 
-def _opened(given: str) -> _OpenStore:
+def _opened(given: str) -> _Source:
     uri = store_uri(given, to_write=False)
     client = open_store(uri, create=False)
     if client is None:
         raise FedbenchError(f"there is no store at {shown(uri)}; give a folder of `fedbench run --store`, or a URI.")
-    return _OpenStore(uri, client, [run for _, run in runs_of(client, None) if RunTags(run.data.tags).run_id])
+    return _Source(uri, client, [run for _, run in runs_of(client, None) if RunTags(run.data.tags).run_id])
 
 
 def _key(run: Run) -> Key:
@@ -98,7 +98,7 @@ def _finished_first(runs: Iterable[Run]) -> dict[Key, str]:
     return known
 
 
-def _refuse_clashes(kept: Sequence[Run], sources: Sequence[_OpenStore]) -> None:
+def _refuse_clashes(kept: Sequence[Run], sources: Sequence[_Source]) -> None:
     seen: dict[Key, Run] = {}
     for run in (*kept, *(run for source in sources for run in source.runs)):
         if run.info.status != "FINISHED":
@@ -116,7 +116,7 @@ def _refuse_clashes(kept: Sequence[Run], sources: Sequence[_OpenStore]) -> None:
 
 
 def _copy_all(
-    source: _OpenStore, uri: str, target: MlflowClient, known: dict[Key, str], tell: Callable[[str], None]
+    source: _Source, uri: str, target: MlflowClient, known: dict[Key, str], tell: Callable[[str], None]
 ) -> Merged:
     merged = Merged(shown(source.uri))
     parents: dict[str, str] = {}
@@ -133,7 +133,7 @@ def _copy_all(
     return merged
 
 
-def _parent(source: _OpenStore, run: Run, uri: str, target: MlflowClient, parents: dict[str, str]) -> str:
+def _parent(source: _Source, run: Run, uri: str, target: MlflowClient, parents: dict[str, str]) -> str:
     """The run of the command that made ``run``, in the target; copied with its first run; "" where there is none."""
     before = run.data.tags.get(PARENT, "")
     if before and before not in parents:
@@ -144,7 +144,7 @@ def _parent(source: _OpenStore, run: Run, uri: str, target: MlflowClient, parent
     return parents.get(before, "")
 
 
-def _copy(source: _OpenStore, run: Run, uri: str, target: MlflowClient, parent: str) -> str:
+def _copy(source: _Source, run: Run, uri: str, target: MlflowClient, parent: str) -> str:
     """MLflow's id of the copy. The seal holds for it, since it is over what is copied."""
     name = source.client.get_experiment(run.info.experiment_id).name.removeprefix(EXPERIMENT)
     tags = {key: value for key, value in run.data.tags.items() if key != PARENT}
@@ -177,7 +177,7 @@ def _write_record(target: MlflowClient, uri: str, made: str, folders: Path | Non
             target.log_artifact(made, str(Path(temporary) / RECORD))
 
 
-def _copy_files(source: _OpenStore, run: Run, target: MlflowClient, made: str) -> None:
+def _copy_files(source: _Source, run: Run, target: MlflowClient, made: str) -> None:
     if database_of(source.uri) is not None:
         try:
             folder = local_artifacts(source.uri, run)
@@ -263,12 +263,12 @@ def _diverged(folders: Sequence[Checked], results: pd.DataFrame) -> pd.DataFrame
 
 
 def _networks(folder: Checked) -> str:
-    """What seconds of sending were added for, see ``fedbench leaderboard --network``."""
+    """The networks for which seconds of sending were added, see ``fedbench leaderboard --network``."""
     named = [str(name).removeprefix(FINAL) for name in folder.folder.results]
     return "; ".join(name for name in named if name.startswith(ON_NETWORK)) or "none"
 
 
 def _environment(folders: Sequence[Checked]) -> Environment:
-    """That of all folders; where they differ the several, which no machine equals."""
+    """The environment of all folders; where they differ it names all of them, and no machine equals it."""
     each = [folder.folder.manifest.environment.model_dump() for folder in folders]
     return Environment(**{name: ", ".join(dict.fromkeys(made[name] for made in each)) for name in each[0]})

@@ -119,6 +119,11 @@ def flat(board: Board) -> pd.DataFrame:
     return frame.astype(gaps)
 
 
+_NAMED = ("rank", "row", "label", "setting", "scale", "dataset", "scenario", "method", "backbone")
+_NAMED += ("server_data", "not_on_unseen", "tuned")
+"""Columns that are called as in a line."""
+
+
 def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
     cells = {f"{metric}_{part}": getattr(c, part) for metric, c in line.cells.items() for part in ("mean", "std")}
     delta, milestone = line.delta, line.milestone
@@ -126,18 +131,7 @@ def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
         "block": block,
         "caption": table.caption,
         "baseline": table.baseline,
-        "rank": line.rank,
-        "row": line.row,
-        "label": line.label,
-        "setting": line.setting,
-        "scale": line.scale,
-        "dataset": line.dataset,
-        "scenario": line.scenario,
-        "method": line.method,
-        "backbone": line.backbone,
-        "server_data": line.server_data,
-        "not_on_unseen": line.not_on_unseen,
-        "tuned": line.tuned,
+        **{name: getattr(line, name) for name in _NAMED},
         "tuning": _json(line.tuning),
         "headline": table.headline,
         "runs": _json(line.runs),
@@ -152,9 +146,7 @@ def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
         "delta_low": delta.low,
         "delta_high": delta.high,
         "delta_seeds": delta.seeds,
-        "p_value": delta.p_value,
-        "significance": delta.significance,
-        "test": delta.test,
+        **{name: getattr(delta, name) for name in ("p_value", "significance", "test")},
         "baseline_note": delta.note,
         "rounds_to_target_mean": milestone.rounds.mean,
         "rounds_to_target_std": milestone.rounds.std,
@@ -172,9 +164,7 @@ def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
         "shown": _json(table.shown),
         "incomplete": _json(line.incomplete),
         "p_adjusted": delta.p_adjusted,
-        "whole": line.whole,
-        "tied_rank": line.tied_rank,
-        "p_best": line.p_best,
+        **{name: getattr(line, name) for name in ("whole", "tied_rank", "p_best")},
     }
 
 

@@ -139,10 +139,10 @@ class ReadResults:
     """Results, and the board that they make."""
 
     suite: Suite
-    """As they are read."""
+    """The suite that says how they are read."""
     stored: StoredResults
     results: pd.DataFrame
-    """Those that finished."""
+    """The runs that finished."""
     curves: pd.DataFrame
     board: Board
 
