@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.wording import heading
 from fedbench_boards.leaderboard.page import write_page
 from fedbench_boards.leaderboard.page.charts import Series, against_cost, heat_map, pareto
 from fedbench_boards.leaderboard.page.data import page_of
@@ -306,12 +305,6 @@ def test_every_table_has_a_section_and_the_overview_compares_them(tmp_path: Path
     assert "<option>c=2</option>" in html and "Marks are explained" not in html
 
 
-def test_the_best_at_the_shown_precision_is_bold(tmp_path: Path) -> None:
-    board = pd.DataFrame([full("a", mean=70.04), full("b", mean=69.96), full("c", mean=69.94)])
-    html, _ = written(tmp_path, board)
-    assert re.findall(r'data-value="(\S+)" data-std="0.3+"><b>', html) == ["70.04", "69.96"]
-
-
 def test_an_untrained_global_model_is_marked_and_never_the_best(tmp_path: Path) -> None:
     names = json.dumps(["global_accuracy", "personal_mean_client_accuracy"])
     own = {"personal_mean_client_accuracy_mean": 90.0, "shown": names}
@@ -336,17 +329,12 @@ def test_rows_of_other_seeds_say_theirs(tmp_path: Path) -> None:
     assert 'data-key="seeds"' not in html and "differ in their seeds" not in shown(reader)
 
 
-def test_comparable_and_not_comparable_are_told_apart(tmp_path: Path) -> None:
-    board = pd.DataFrame([full("a"), full("b", comparable="yes", differs="", differences="[]")])
-    text = shown(written(tmp_path, board)[1])
-    assert "80.1 not comparable: rounds" in text and "80.1 comparable" in text
-    assert "not comparable: rounds (200, here 4)" in text
-
-
-def test_what_the_paper_does_not_print_is_told(tmp_path: Path) -> None:
+def test_how_far_a_printed_number_is_comparable_is_told(tmp_path: Path) -> None:
     partly = {"comparable": "yes, as far as printed", "differs": "rounds not printed", "differences": "[]"}
-    text = shown(written(tmp_path, pd.DataFrame([full("a", **partly)]))[1])
-    assert "80.1 comparable as far as printed" in text
+    board = [full("a"), full("b", comparable="yes", differs="", differences="[]"), full("c", **partly)]
+    text = shown(written(tmp_path, pd.DataFrame(board))[1])
+    assert "≠ 80.1 not comparable: rounds" in text and " 80.1 comparable " in text
+    assert "not comparable: rounds (200, here 4)" in text and "≈ 80.1 comparable as far as printed" in text
     assert "Paper table 2; comparable as far as printed: rounds not printed" in text
 
 
@@ -371,25 +359,6 @@ def test_the_heading_of_rounds_names_a_metric_that_rows_are_not_ranked_by(tmp_pa
     assert "rounds to 55 % accuracy" not in headings(target_metric="global_accuracy")
     ranked = {"headline": "tail_accuracy", "target_metric": "global_accuracy"}
     assert "rounds to 55 % accuracy" in headings(**ranked)
-
-
-def test_notes_say_why_a_row_has_no_baseline_and_where_a_mean_is_missing(tmp_path: Path) -> None:
-    lacking = {"baseline_note": "no tuned fedavg", "incomplete": json.dumps(["head_accuracy", "global_accuracy"])}
-    board = [full("a", incomplete="[]", baseline_note=""), full("b", mean=np.nan, **lacking)]
-    board += [full("a", 1, setting="other")]
-    text = shown(written(tmp_path, pd.DataFrame(board))[1])
-    assert "No baseline for b: no tuned fedavg." in text
-    assert "No mean of head for b, which some seed lacks." in text
-    assert "No mean of accuracy for b, which some seed lacks, without a rank." in text
-
-
-def test_the_page_and_the_tables_call_a_metric_the_same(tmp_path: Path) -> None:
-    measured = {f"{name}_mean": 50.0 for name in ("worst_client_accuracy", "selected_unseen_domain_accuracy")}
-    names = ["global_accuracy", "worst_client_accuracy", "selected_unseen_domain_accuracy"]
-    html, _ = written(tmp_path, pd.DataFrame([full("a", shown=json.dumps(names), **measured)]))
-    assert ">worst client</th>" in html and ">unseen (selected)</th>" in html
-    assert [heading(name) for name in names] == ["accuracy", "worst client", "unseen (selected)"]
-    assert heading("domain_accuracy/photo") == "photo"
 
 
 def test_the_clients_are_those_of_the_lowest_seed_that_is_known(tmp_path: Path) -> None:
