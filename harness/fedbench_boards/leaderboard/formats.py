@@ -21,6 +21,7 @@ from fedbench_boards.leaderboard.across import across_table
 from fedbench_boards.leaderboard.failures import shortened
 from fedbench_boards.leaderboard.latex import to_latex
 from fedbench_boards.leaderboard.model import Board, Line, Printed, Table
+from fedbench_boards.leaderboard.rows import seeds_named
 from fedbench_boards.leaderboard.tables import STATUS, Cell, Column, TextTable, text_tables
 
 # a bracket and what would make a link of it: names have brackets of their own
@@ -62,19 +63,21 @@ def _code(text: str) -> str:
     return f"{fence}{plain}{fence}" if fence == "`" else f"{fence} {plain} {fence}"
 
 
-def _settings_list(table: TextTable) -> Iterator[str]:
+def _settings_list(shown: TextTable) -> Iterator[str]:
     """The shared settings in one line, then a line per row: its seeds, own settings, and runs."""
-    if not table.rows:
+    table = shown.of
+    if table is None:
         return
-    yield f"All rows: {_assigned(table.common)}"
+    yield f"All rows: {_assigned(table.shared_settings)}"
     yield ""
-    for row in table.rows:
-        own = f": {_assigned(row.settings)}" if row.settings else ""
-        spent = _plain(", ".join(f"{key} {value}" for key, value in row.tuning.items()))
+    for name, line in zip(shown.names[0].texts, table.lines, strict=True):
+        settings = table.own_settings(line)
+        own = f": {_assigned(settings)}" if settings else ""
+        spent = _plain(", ".join(f"{key} {value}" for key, value in line.tuning.items())) if line.tuned else ""
         tuned = f"; tuned: {spent}" if spent else ""
-        runs = " ".join(_code(run) for run in row.runs)
-        ids = f"; run{'s' if len(row.runs) > 1 else ''} {runs}" if row.runs else "; failed"
-        yield f"- {_plain(row.name)}, {row.seeds}{own}{tuned}{ids}"
+        runs = " ".join(map(_code, line.runs.values()))
+        ids = f"; run{'s' if len(line.runs) > 1 else ''} {runs}" if line.runs else "; failed"
+        yield f"- {_plain(name)}, {seeds_named(line.seeds)}{own}{tuned}{ids}"
 
 
 def _assigned(settings: Mapping[str, str]) -> str:

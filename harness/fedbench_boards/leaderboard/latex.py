@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.wording import heading
 from fedbench.kinds.measured import lower_is_better
 from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard import own_models
@@ -82,9 +81,8 @@ def _of_table(shown: TextTable) -> str:
         r"\midrule",
         *([latex_cell(cell) for cell in line] for line in shown.lines),
     ]
-    signs = [cell.sign for cell in shown.names[0].cells]
-    rows = zip(signs, shown.rows, strict=True)
-    failures = [f"{sign} {row.name}: {row.failure}".strip() for sign, row in rows if row.failure]
+    rows = zip(shown.names[0].cells, shown.of.lines if shown.of else (), strict=True)
+    failures = [f"{name.sign} {name.text}: {line.status.text}".strip() for name, line in rows if line.status.text]
     return _environment([rf"\caption{{{escape(shown.caption)}}}"], alignment, lines, [*failures, *shown.notes])
 
 
@@ -162,8 +160,7 @@ def to_paper(board: Board, results: pd.DataFrame, options: PaperOptions, test: T
     )
 
 
-_DELTA = "Δ "
-_OF_DELTA = (SIGN, f"{_DELTA.strip()}:")
+_OF_DELTA = (SIGN, "Δ:")
 _SIGNS = (*_OF_DELTA, MARK, own_models.UNTRAINED_MARK, own_models.ONE_FOR_ALL_MARK)
 
 
@@ -171,24 +168,23 @@ class _PaperPart:
     """One table of the board, by the names of its rows and columns."""
 
     def __init__(self, table: Table, shown: TextTable, results: pd.DataFrame, test: Test) -> None:
-        self.title = (table.lines[0].setting if table.lines else "") or table.lines[0].dataset
+        self.title = table.lines[0].setting or table.lines[0].dataset
         self.caption = shown.caption
-        metrics = {heading(metric): metric for metric in table.shown}
-        several = len({line.backbone for line in table.lines}) > 1
-        self.names = [line.row if several else line.label for line in table.lines]
-        self.lines = list(table.lines)
-        self._names = shown.names[0]
+        self.lines = table.lines
+        self.names = shown.names[0].texts
+        self._signs = [cell.sign for cell in shown.names[0].cells]
         self.marks = [text for text in (*shown.failures, *shown.notes) if text.startswith(_SIGNS)]
         """The lines that explain marks."""
         self.columns: dict[str, Column] = {}
-        self.bold: dict[str, list[bool]] = {}
         self.usual: list[str] = []
         for column in (*shown.scores, *shown.further):
-            name = "delta" if column.heading.startswith(_DELTA) and column in shown.scores else _key(column.heading)
-            self.columns[name] = column
-            if column.heading in metrics:
-                self.bold[name] = within_noise(table.lines, metrics[column.heading], results, test)
+            name = "delta" if column.key == "delta" else column.heading.lower().replace(" ", "_")
+            bold = [False] * len(table.lines)
+            if column.key in table.shown:
+                bold = within_noise(table.lines, column.key, results, test)
                 self.usual.append(name)
+            cells = [replace(cell, best=is_best) for cell, is_best in zip(column.cells, bold, strict=True)]
+            self.columns[name] = replace(column, cells=cells)
         self.usual += ["mb"] if "mb" in self.columns else []
 
     def row(self, name: str) -> int | None:
@@ -199,12 +195,11 @@ class _PaperPart:
         """A cell in LaTeX; a dash where the table lacks row or column."""
         if row is None or column not in self.columns:
             return "--"
-        is_bold = column in self.bold and self.bold[column][row]
-        return latex_cell(replace(self.columns[column].cells[row], best=is_bold))
+        return latex_cell(self.columns[column].cells[row])
 
     def sign(self, row: int | None) -> str:
         """The mark behind the row's name, such as † for a row that lost seeds."""
-        return "" if row is None else self._names.cells[row].sign
+        return "" if row is None else self._signs[row]
 
 
 def within_noise(lines: Sequence[Line], metric: str, results: pd.DataFrame, test: Test) -> list[bool]:
@@ -314,7 +309,3 @@ def _refuse_unknown(parts: Sequence[_PaperPart], options: PaperOptions) -> None:
     for wanted in (*options.order, *(row for _, rows in options.groups for row in rows)):
         if not any(_is_called(parts, name, wanted) for name in names):
             raise unknown_name("row of these tables", wanted, known)
-
-
-def _key(text: str) -> str:
-    return text.lower().replace(" ", "_")

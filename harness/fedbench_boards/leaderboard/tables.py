@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from fedbench_boards.leaderboard.model import (
 )
 from fedbench_boards.leaderboard.notes import INTERVAL, P_BEST, SIGN, TIED, has_intervals, notes_of
 from fedbench_boards.leaderboard.published import AS_PRINTED, COMPARABLE, NOT_COMPARABLE
-from fedbench_boards.leaderboard.rows import ON_NETWORK, best_of, seed_cells, seed_counts, seeds_differ, seeds_named
+from fedbench_boards.leaderboard.rows import ON_NETWORK, best_of, seed_cells, seed_counts, seeds_differ
 from fedbench_boards.statistics import NOT_SIGNIFICANT, SIGNIFICANT
 
 STATUS = "status"
@@ -97,21 +97,6 @@ class Column:
 
 
 @dataclass(frozen=True)
-class TextRow:
-    """A row in the list below a table."""
-
-    name: str
-    seeds: str
-    settings: Mapping[str, str]
-    """The settings of this row alone."""
-    runs: list[str]
-    """Run ids, in the order of the seeds."""
-    tuning: Mapping[str, str]
-    failure: str = ""
-    """The outcome of failed runs; empty if none failed."""
-
-
-@dataclass(frozen=True)
 class TextTable:
     """One table as every format shows it. ``names`` are its first columns, ``short`` the same with letters for
     backbones."""
@@ -130,9 +115,8 @@ class TextTable:
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     """Notes on failed runs of rows that have a number, or that lost seeds for several reasons."""
-    common: Mapping[str, str] = field(default_factory=dict)
-    """The settings that all rows share."""
-    rows: list[TextRow] = field(default_factory=list)
+    of: Table | None = None
+    """The table with the lines that the rows show; None for rows over all settings."""
 
     @property
     def columns(self) -> list[Column]:
@@ -187,8 +171,7 @@ def text_table(table: Table) -> TextTable:
         further=[*_published(table), *(_costs(table) if table.measured else [])],
         notes=list(notes_of(table, [column.heading for column in scores])),
         failures=list(_failures(lines, names.texts)),
-        common=table.shared_settings,
-        rows=[_row(table, line, name) for line, name in zip(lines, names.texts, strict=True)],
+        of=table,
     )
 
 
@@ -359,12 +342,6 @@ def _rounds(milestone: Milestone) -> str:
         return "never"
     everywhere = milestone.reached == milestone.seeds
     return f"{milestone.rounds.mean:.1f}".removesuffix(".0") + ("" if everywhere else f" ({milestone.text})")
-
-
-def _row(table: Table, line: Line, name: str) -> TextRow:
-    seeds = seeds_named(line.seeds)
-    tuning = line.tuning if line.tuned else {}
-    return TextRow(name, seeds, table.own_settings(line), list(line.runs.values()), tuning, line.status.text)
 
 
 def _letter(number: int) -> str:
