@@ -271,7 +271,7 @@ CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
 """How words stand in a square of a grid."""
 
 
-def shaded(axes: Axes, table: NDArray[np.float64], **limits: float) -> AxesImage:
+def shaded(axes: Axes, table: NDArray[np.float64], **limits: Any) -> AxesImage:
     """A grid of squares shaded by the values of ``table``, its first line below."""
     return axes.imshow(table, cmap="viridis", aspect="auto", origin="lower", **limits)
 

@@ -122,8 +122,10 @@ def flat(board: Board) -> pd.DataFrame:
     return frame.astype(gaps)
 
 
-_NAMED = ("rank", "row", "label", "setting", "scale", "dataset", "scenario", "method", "backbone")
-_NAMED += ("server_data", "not_on_unseen", "tuned")
+_NAMED = (
+    *("rank", "row", "label", "setting", "scale", "dataset", "scenario", "method", "backbone"),
+    *("server_data", "not_on_unseen", "tuned"),
+)
 """Columns that are called as in a line."""
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import expanded
@@ -213,7 +214,7 @@ def _pictures(folder: Path) -> tuple[Path, ...]:
     return tuple(file for file in files if file.suffix == ".svg" or file.stem not in drawn)
 
 
-def _tables(lines: Sequence[Mapping[str, str]]) -> tuple[BoardTable, ...]:
+def _tables(lines: Sequence[Mapping[Any, Any]]) -> tuple[BoardTable, ...]:
     """The tables, in the order of the file; titles are made different from one another."""
     tables: list[BoardTable] = []
     titles: Counter[str] = Counter()
@@ -230,7 +231,7 @@ def _tables(lines: Sequence[Mapping[str, str]]) -> tuple[BoardTable, ...]:
     return tuple(tables)
 
 
-def _entry(line: Mapping[str, str], headline: str) -> BoardLine:
+def _entry(line: Mapping[Any, Any], headline: str) -> BoardLine:
     rank, tied, mean = (_number(line.get(name, "")) for name in ("rank", "tied_rank", f"{headline}_mean"))
     low, high = _number(line["delta_low"]), _number(line["delta_high"])
     delta = spread(_number(line["delta_mean"]), (high - low) / 2, "+")

@@ -214,11 +214,15 @@ def _diagram(board: Board) -> Markup:
     return Markup(re.sub(r'(<svg [^>]*?)width="[^"]*" height="[^"]*"|(<svg )height="[^"]*"', r"\1\2", drawn, count=1))
 
 
+_View = tuple[str, str, Mapping[Place, Square], tuple[float, float] | None]
+"""Name of a view of the map, how to read it, its squares, and the values of the palest and of the strongest shade."""
+
+
 def _map_section(map_: Map, of_tables: Mapping[int, str], styles: Mapping[str, int]) -> MapSection:
     """The map's views; ``of_tables`` are the anchors of tables by their `id`, ``styles`` the numbers of rows' signs."""
     metric = heading(map_.headline)
     tied = "Hatched: others can't be told from it by their seeds."
-    views = [("who leads", f"The best mean {metric} of every place. {tied}", map_.leaders(), None)]
+    views: list[_View] = [("who leads", f"The best mean {metric} of every place. {tied}", map_.leaders(), None)]
     for row in (map_.zero_shot(), map_.base()):
         if row is not None:
             read = f"The leader's {metric} minus that of {map_.labels[row]}, in points. * p < 0.05, Holm over places; "
