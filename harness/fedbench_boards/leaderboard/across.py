@@ -264,7 +264,7 @@ class Map:
             line = self.line(place, row)
             mean = math.nan if line is None else line.cell(self.headline).mean
             if line is not None and not math.isnan(mean):
-                rank = () if line.place is None else (f"# {line.place}",)
+                rank = () if line.shown_rank is None else (f"# {line.shown_rank}",)
                 squares[place] = Square((f"{mean:.1f}", *rank), value=mean)
         return squares
 

@@ -287,8 +287,8 @@ def leaderboard(
         lines = compared([line for line, _ in block], ranked_by, test)
         seeds = seeds_of(shown.drop_duplicates("seed").sort_values("seed"))
         above = caption(_captioned(block), seeds, [*remarks, *_target_remark(lines, baseline, reading)])
-        place = -settings.index(setting) if setting in settings else -len(settings)
-        tables.append(((place, tried["started"].max()), Table(above, baseline, ranked_by, reading.shown, lines)))
+        order = -settings.index(setting) if setting in settings else -len(settings)
+        tables.append(((order, tried["started"].max()), Table(above, baseline, ranked_by, reading.shown, lines)))
     tables.sort(key=lambda table: table[0], reverse=True)
     return Board(tuple(table for _, table in tables))
 

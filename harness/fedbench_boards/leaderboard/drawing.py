@@ -146,7 +146,7 @@ def lines(series: Mapping[str, Sequence[Point]], key: str, metric: str) -> Figur
         axes.set_xscale("log")
         axes.set_xticks(sorted(set(numbers)), [f"{value:g}" for value in sorted(set(numbers))])
         axes.minorticks_off()
-    for place, (name, points) in enumerate(series.items()):
+    for number, (name, points) in enumerate(series.items()):
         deviations = [0.0 if math.isnan(point.std) else point.std for point in points]
         axes.errorbar(
             [point.at[0] for point in points],
@@ -154,7 +154,7 @@ def lines(series: Mapping[str, Sequence[Point]], key: str, metric: str) -> Figur
             deviations,
             label=name,
             capsize=2,
-            **look_of(place),
+            **look_of(number),
         )
         most = max(point.seeds for point in points)
         for point in points:
@@ -192,12 +192,12 @@ def rounds(curves: pd.DataFrame, owners: Mapping[str, str], metrics: Sequence[st
     fig, panels = figure(len(known))
     frame = curves.assign(row=curves["mlflow_id"].map(owners)).dropna(subset=["row"])
     for axes, metric in zip(panels, known, strict=True):
-        for place, (row, of) in enumerate(frame.groupby("row", sort=False)):
+        for number, (row, of) in enumerate(frame.groupby("row", sort=False)):
             mean = of.groupby("round")[metric].mean().dropna()
             # a line of one point would not be seen
             marker = "." if len(mean) == 1 else ""
             axes.plot(
-                mean.index, mean.to_numpy(), label=row, linewidth=1.2, color=look_of(place)["color"], marker=marker
+                mean.index, mean.to_numpy(), label=row, linewidth=1.2, color=look_of(number)["color"], marker=marker
             )
         axes.set_title(_titled(metric), fontsize=8)
         axes.set_xlabel("round")
@@ -218,8 +218,8 @@ def layers(rows: Mapping[str, pd.DataFrame], prefix: str) -> Figure:
     ``rows``: row -> a line a run, a column a layer.
     """
     fig, (axes,) = figure()
-    for place, (row, of) in enumerate(rows.items()):
-        axes.plot(range(1, of.shape[1] + 1), of.mean().to_numpy(), label=row, **look_of(place))
+    for number, (row, of) in enumerate(rows.items()):
+        axes.plot(range(1, of.shape[1] + 1), of.mean().to_numpy(), label=row, **look_of(number))
     longest = max(rows.values(), key=lambda of: of.shape[1])
     names = [str(name).removeprefix(prefix) for name in longest]
     axes.set_xticks(range(1, len(names) + 1), names, rotation=60, ha="right", fontsize=6)
@@ -239,12 +239,12 @@ def gains(rows: Mapping[str, Mapping[str, pd.Series]], base: str, metrics: Seque
         )
     fig, (axes,) = figure(height=max(2.5, 0.075 * len(others) * len(known) + 1.0))
     thickness = 0.8 / len(known)
-    for place, metric in enumerate(known):
-        at = np.arange(len(others)) + (place - (len(known) - 1) / 2) * thickness
+    for number, metric in enumerate(known):
+        at = np.arange(len(others)) + (number - (len(known) - 1) / 2) * thickness
         above = [
             (rows[name][metric] - rows[base][metric]).mean() if metric in rows[name] else math.nan for name in others
         ]
-        axes.barh(at, above, thickness, label=heading(metric), color=COLOURS[place % len(COLOURS)])
+        axes.barh(at, above, thickness, label=heading(metric), color=COLOURS[number % len(COLOURS)])
     axes.set_yticks(range(len(others)), others)
     axes.set_ylim(len(others) - 0.4, -0.6)
     axes.axvline(0, color="black", linewidth=0.6)
@@ -281,8 +281,8 @@ def ink(table: NDArray[np.float64], value: float) -> str:
     return "black" if value > (np.nanmin(table) + np.nanmax(table)) / 2 else "white"
 
 
-def look_of(place: int) -> dict[str, Any]:
-    colour, marker = COLOURS[place % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
+def look_of(number: int) -> dict[str, Any]:
+    colour, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
     return {"color": colour, "marker": marker, "markersize": 3.5, "linewidth": 1.2}
 
 
@@ -352,10 +352,10 @@ def holdings(
     made, panels = figure(len(ways), height=max(2.5, 0.13 * len(classnames) + 1.0))
     for axes, (way, own) in zip(panels, ways.items(), strict=True):
         order = np.argsort(own[: len(held)], kind="stable")
-        for place, client in enumerate(order):
+        for position, client in enumerate(order):
             sizes = _LARGEST * np.sqrt(held[client] / held.max())
             colour = COLOURS[own[client] % len(COLOURS)]
-            axes.scatter(np.full(len(sizes), place), np.arange(len(sizes)), s=sizes, color=colour, linewidths=0)
+            axes.scatter(np.full(len(sizes), position), np.arange(len(sizes)), s=sizes, color=colour, linewidths=0)
         for edge in np.flatnonzero(np.diff(own[order])):
             axes.axvline(edge + 0.5, color="black", linewidth=0.5, linestyle=":")
         axes.set_xticks(range(len(order)), [str(client) for client in order], fontsize=5, rotation=90)

@@ -92,17 +92,17 @@ def published_folder(given: Path | None) -> Traversable:
 def published_of(suite: Suite, folder: Traversable) -> Published | None:
     """The numbers of the suite's paper; None if it names no file, or the file is neither in ``folder`` nor beside the
     suite."""
-    place = _place(suite, folder)
-    if place is None:
+    home = _home_of(suite, folder)
+    if home is None:
         return None
     name = suite.published
-    return Published(load_paper(name, place), load_published(name, place), suite.published_metrics)
+    return Published(load_paper(name, home), load_published(name, home), suite.published_metrics)
 
 
-def _place(suite: Suite, folder: Traversable) -> Traversable | None:
+def _home_of(suite: Suite, folder: Traversable) -> Traversable | None:
     """The folder of the suite's published numbers: ``folder``, else that of the suite; None if neither has the file."""
     places: list[Traversable] = [folder, *([Path(suite.file).parent] if suite.file else [])]
-    return next((place for place in places if suite.published and (place / f"{suite.published}.csv").is_file()), None)
+    return next((home for home in places if suite.published and (home / f"{suite.published}.csv").is_file()), None)
 
 
 def check_published(suite: Suite, folder: Traversable) -> None:
@@ -112,13 +112,13 @@ def check_published(suite: Suite, folder: Traversable) -> None:
     """
     if not suite.published or not folder.is_dir():
         return
-    place = _place(suite, folder)
-    if place is None:
+    home = _home_of(suite, folder)
+    if home is None:
         known = _names(folder)
         hint = f"For numbers of your own, put {suite.published}.csv beside the suite."
         unknown = unknown_name("file of published numbers", suite.published, known, hint)
         raise FedbenchError(f"{suite.place('published')}{unknown}")
-    facts = load_published(suite.published, place)
+    facts = load_published(suite.published, home)
     parts: list[Row | Setting] = [setting for scale in suite.scales.values() for setting in scale.settings]
     for part in [*parts, *suite.rows]:
         for position, key in enumerate(part.published):

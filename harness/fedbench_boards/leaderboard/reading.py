@@ -232,11 +232,11 @@ def _published(
     read: Suite, results: pd.DataFrame, folder: Path | None, tell: Callable[[str], None]
 ) -> Published | None:
     """What the suite's paper prints; None, which is told, where its file is not found."""
-    place = published_folder(folder)
-    facts = published_of(read, place)
+    source = published_folder(folder)
+    facts = published_of(read, source)
     if read.published and facts is None:
         tell(
-            f"published numbers are not shown: there is no {read.published}.csv in {place}; name its folder with "
+            f"published numbers are not shown: there is no {read.published}.csv in {source}; name its folder with "
             "--published."
         )
     unread = [] if facts is None else unreadable_columns(facts, results)
@@ -280,8 +280,8 @@ def leaderboard(
         test=test,
     )
     uri = store_uri(None if store is None else str(store), to_write=False)
-    place = None if published is None else Path(published)
-    return frame_of(read_board(given, uri, network=network, published=place, tell=_warn).board, full=full)
+    folder = None if published is None else Path(published)
+    return frame_of(read_board(given, uri, network=network, published=folder, tell=_warn).board, full=full)
 
 
 def frame_of(board: Board, *, full: bool = False) -> pd.DataFrame:

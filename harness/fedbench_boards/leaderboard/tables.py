@@ -180,7 +180,7 @@ def _named(title: str, names: Sequence[str], lines: Sequence[Line]) -> Column:
 
 
 def _rank(lines: Sequence[Line]) -> Column:
-    cells = [Cell(NONE) if line.place is None else Cell(str(line.place), line.place) for line in lines]
+    cells = [Cell(NONE) if line.shown_rank is None else Cell(str(line.shown_rank), line.shown_rank) for line in lines]
     tied = "" if all(line.tied_rank is None for line in lines) else f"; rows that {TIED}"
     return Column("#", cells, "rank", f"rank by the first accuracy column{tied}", "ascending")
 

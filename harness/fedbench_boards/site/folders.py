@@ -144,8 +144,8 @@ class ResultsOf:
             return {}
         totals = dict.fromkeys(common, 0)
         for ranks in ranked:
-            for place, row in enumerate(sorted(common, key=lambda row: (ranks[row], row)), start=1):
-                totals[row] += place
+            for rank, row in enumerate(sorted(common, key=lambda row: (ranks[row], row)), start=1):
+                totals[row] += rank
         labels = {entry.row: entry.label for _, entry in self.entries}
         several = len({labels[row] for row in common}) < len(common)
         best = sorted(common, key=lambda row: (totals[row], row))

@@ -316,11 +316,11 @@ class _Site:
         path, _, _ = unquote(link).partition("#")
         if path in ("index.html", "leaderboard.md", "leaderboard.csv"):
             return "#tables"
-        place = results.path / path
-        shown = next((file for file in results.figures if place in (file, file.with_suffix(".png"))), None)
+        target = results.path / path
+        shown = next((file for file in results.figures if target in (file, file.with_suffix(".png"))), None)
         if shown is not None:
             return quote(f"{results.slug}/{slug(shown.stem)}{shown.suffix}")
-        whole = Path(posixpath.normpath(place.absolute().as_posix()))
+        whole = Path(posixpath.normpath(target.absolute().as_posix()))
         other = self._pages.get((whole.parent if whole.name in ("findings.md", "index.html") else whole).resolve())
         if other is not None:
             return quote(f"{other.slug}.html")

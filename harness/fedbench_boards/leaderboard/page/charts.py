@@ -144,8 +144,8 @@ def against_cost(series: Sequence[Series], key: str, metric: str, less: bool = F
         draw.path(svg, f"M{none + 14} {_FRAME.bottom - 5}l6 10m0-10l6 10", "tick")
     places = [(x(row.bytes / MEGA) if row.bytes > 0 else none, y(row.accuracy)) for row in known]
     _front(svg, [places[i] for i in front])
-    for row, place in reversed(list(zip(known, places, strict=True))):
-        _costing(svg, row, place, x, y)
+    for row, centre in reversed(list(zip(known, places, strict=True))):
+        _costing(svg, row, centre, x, y)
     _names(svg, [(known[i], places[i]) for i in front], places)
     return draw.markup(svg)
 
@@ -168,7 +168,7 @@ def _front(svg: draw.Element, places: Sequence[tuple[float, float]]) -> None:
     draw.path(draw.group(svg, "front", title="Pareto front"), f"{steps}H{draw.number(_FRAME.right)}", "frontline")
 
 
-def _costing(svg: draw.Element, row: Series, place: tuple[float, float], x: AxisScale, y: AxisScale) -> None:
+def _costing(svg: draw.Element, row: Series, centre: tuple[float, float], x: AxisScale, y: AxisScale) -> None:
     element = draw.group(svg, row.kind, row.style, row.summary)
     way = row.rounds[(row.rounds["bytes"] >= x.low * MEGA) & (row.rounds["mean"] >= y.low)]
     way = way.iloc[_thinned(len(way), _MOST_POINTS)] if len(way) else way
@@ -177,8 +177,8 @@ def _costing(svg: draw.Element, row: Series, place: tuple[float, float], x: Axis
         draw.path(element, draw.polyline(points), "line way", draw.DASHES[row.style // 6 % len(draw.DASHES)])
     if not math.isnan(row.spread):
         low, high = (draw.number(y(max(y.low, row.accuracy + sign * row.spread))) for sign in (-1, 1))
-        draw.path(element, f"M{draw.number(place[0])} {low}V{high}", "whisker")
-    draw.marker(element, *place, row.style, row.summary)
+        draw.path(element, f"M{draw.number(centre[0])} {low}V{high}", "whisker")
+    draw.marker(element, *centre, row.style, row.summary)
 
 
 def _names(
@@ -229,11 +229,11 @@ def bars(rows: Sequence[Bars], groups: Sequence[str], key: str, title: str) -> M
 
 
 def _groups_legend(svg: draw.Element, groups: Sequence[str]) -> None:
-    place = 2.0
+    left = 2.0
     for position, name in enumerate(groups):
-        _bar(svg, position, place, 4.0, 12.0, 12.0)
-        draw.text(svg, place + 17, 15, name)
-        place += 32 + 7.4 * len(name)
+        _bar(svg, position, left, 4.0, 12.0, 12.0)
+        draw.text(svg, left + 17, 15, name)
+        left += 32 + 7.4 * len(name)
 
 
 def _bars_of(
@@ -339,9 +339,9 @@ def _png(alpha: np.ndarray) -> str:
 
 
 def _labels(
-    svg: draw.Element, classnames: Sequence[str], clients: int, place: tuple[float, float, float, float]
+    svg: draw.Element, classnames: Sequence[str], clients: int, grid: tuple[float, float, float, float]
 ) -> None:
-    left, top, wide, high = place
+    left, top, wide, high = grid
     # every name where they have room, else every second, third ...
     for position in range(0, len(classnames), int(np.ceil(11 / wide))):
         name = classnames[position]
@@ -352,8 +352,8 @@ def _labels(
     draw.text(svg, 13, top + high * clients / 2, "client", "middle label", turned=-90)
 
 
-def _numbers(svg: draw.Element, table: np.ndarray, alpha: np.ndarray, place: tuple[float, float, float, float]) -> None:
-    left, top, wide, high = place
+def _numbers(svg: draw.Element, table: np.ndarray, alpha: np.ndarray, grid: tuple[float, float, float, float]) -> None:
+    left, top, wide, high = grid
     made = draw.group(svg, "counts")
     for client, label in np.argwhere(table > 0).tolist():
         style = "on" if alpha[client, label] > _ON_DARK else ""
@@ -366,12 +366,12 @@ def _legend(svg: draw.Element, most: int, left: float, top: float) -> None:
     marks = [10**power for power in range(len(str(most)))]
     marks = [mark for mark in marks if mark < 0.6 * most or mark == 1] + ([most] if most > 1 else [])
     draw.text(svg, left, top + 11, "samples", "small")
-    place = left + 52
+    right = left + 52
     for mark, shade in zip(marks, _opacity(np.array(marks)), strict=True):
-        box = draw.path(svg, f"M{draw.number(place)} {draw.number(top)}h16v14h-16z", "shade")
+        box = draw.path(svg, f"M{draw.number(right)} {draw.number(top)}h16v14h-16z", "shade")
         box.set("fill-opacity", f"{shade:.2f}")
-        draw.text(svg, place + 21, top + 11, f"{mark:,}", "small")
-        place += 36 + _CHARACTER * len(f"{mark:,}")
+        draw.text(svg, right + 21, top + 11, f"{mark:,}", "small")
+        right += 36 + _CHARACTER * len(f"{mark:,}")
 
 
 def _summary(table: np.ndarray, everybody: int) -> str:
