@@ -14,6 +14,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench_boards.leaderboard.page import write_page
 from fedbench_boards.leaderboard.page.charts import Series, against_cost, heat_map, pareto
 from fedbench_boards.leaderboard.page.data import page_of
+from fedbench_boards.leaderboard.page.sections import sentence
 from fedbench_boards.leaderboard.page.svg import linear, logarithmic
 from tests.leaderboard.frames import board_of
 
@@ -197,6 +198,12 @@ def test_the_legend_explains_marks_and_why_there_is_none(tmp_path: Path) -> None
     assert "Significance not tested (c): needs 3 seeds." in shown(reader)
     assert re.findall(r'<span class="mark">([^<]+)', html) == ["*", "n.s."]
     assert 'title="significant, paired t-test over 2 seeds, p = 0.012, adjusted p = 0.025"' in html
+
+
+def test_a_note_is_a_sentence_and_a_name_at_its_beginning_stays() -> None:
+    assert sentence("paper: CAPT table 1", ["fedavg"]) == "Paper: CAPT table 1."
+    assert sentence("fedavg, tail: the paper prints 1", ["fedavg"]) == "fedavg, tail: the paper prints 1."
+    assert sentence("fedavg: seed 0 failed: no", ["fedavg"]) == "fedavg: seed 0 failed: no."
 
 
 def test_names_are_escaped_everywhere(tmp_path: Path) -> None:

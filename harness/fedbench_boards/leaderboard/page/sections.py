@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -171,7 +171,8 @@ def _fastest(table: Table, column: Column) -> Column:
 
 def _notes(table: Table, shown: TextTable) -> list[str]:
     """The sentences below the table."""
-    notes = list(map(sentence, shown.failures))
+    names = [*(line.label for line in table.lines), *shown.names[0].texts]
+    notes = [sentence(note, names) for note in shown.failures]
     if any(line.has_failed for line in table.lines):
         notes.append("Failed: no run of the row has finished; why is under its name.")
     if not table.measured:
@@ -181,7 +182,7 @@ def _notes(table: Table, shown: TextTable) -> list[str]:
     chosen = [column.heading for column in shown.scores if column.key.startswith("selected_")]
     other = f"; columns {', '.join(chosen)}: of the round that is best on validation data" if chosen else ""
     notes.append(f"{over}Accuracies of the last round, in %{other}. Bold: the best of a column. –: not measured.")
-    notes += map(sentence, shown.notes)
+    notes += (sentence(note, names) for note in shown.notes)
     if any(cell.mark == NOT_TOLD for column in shown.scores for cell in column.cells):
         notes.append(f"{NOT_TOLD} not significant; p-values are under the rows' names.")
     notes.append("MB: sent up and down by all clients in all rounds, 10⁶ bytes.")
@@ -189,8 +190,10 @@ def _notes(table: Table, shown: TextTable) -> list[str]:
     return notes
 
 
-def sentence(note: str) -> str:
-    return f"{note[:1].upper()}{note[1:]}."
+def sentence(note: str, names: Collection[str] = ()) -> str:
+    """The note as a sentence; one of the ``names`` of rows at its beginning stays as it is."""
+    is_of_row = note.startswith(tuple(f"{name}{sign}" for name in names for sign in ",:"))
+    return f"{note}." if is_of_row else f"{note[:1].upper()}{note[1:]}."
 
 
 def _caption(table: Table) -> list[str]:
