@@ -89,10 +89,9 @@ def check_folder(given: Path, suite: str | None = None, plugins: tuple[Path, ...
 def _checked(given: Path, suite: str | None, plugins: tuple[Path, ...]) -> Checked:
     folder = read_folder(given)
     read = _suite(folder, suite)
-    _check_lines(folder.results, read)
     diverged = diverged_runs(folder)
     every = pd.concat([folder.results, diverged]) if len(diverged) else folder.results
-    specs = _check_ids(every, plugins)
+    specs = tuple(_checked_spec(line, read, plugins) for line in _lines(every))
     check_alike(every, read)
     check_board(folder, read, StoredResults(folder.results, diverged))
     _check_manifest(folder, read)
@@ -112,17 +111,20 @@ def _suite(folder: ResultFolder, given: str | None) -> Suite:
     return suite
 
 
-def _check_lines(results: pd.DataFrame, suite: Suite) -> None:
-    """FedbenchError for a run of another version of the suite, or of code or data that are not known."""
-    for line in _lines(results):
-        if line["suite_version"] != suite.version:
-            raise FedbenchError(
-                f"{named(line)}: it is of version {line['suite_version']} of suite {suite.name!r}, which is at version "
-                f"{suite.version} here."
-            )
-        for name in ("code_hash", "data_hash"):
-            if not line[name]:
-                raise FedbenchError(f"{named(line)}: no {name} is recorded, so what made it is not known.")
+def _checked_spec(line: Mapping[str, Any], suite: Suite, plugins: tuple[Path, ...]) -> RunSpec:
+    """The spec of a run; FedbenchError for another version of the suite, code or data not known, or another id."""
+    if line["suite_version"] != suite.version:
+        raise FedbenchError(
+            f"{named(line)}: it is of version {line['suite_version']} of suite {suite.name!r}, which is at version "
+            f"{suite.version} here."
+        )
+    for name in ("code_hash", "data_hash"):
+        if not line[name]:
+            raise FedbenchError(f"{named(line)}: no {name} is recorded, so what made it is not known.")
+    spec = spec_of(line, plugins)
+    if spec.row != line["row"]:
+        raise FedbenchError(f"{named(line)}: by its settings the row is called {spec.row!r}.")
+    return spec
 
 
 def check_alike(results: pd.DataFrame, suite: Suite) -> None:
@@ -174,15 +176,6 @@ def _check_data(results: pd.DataFrame) -> None:
                     f"{named(odd.to_dict())}: its data are not those of the other runs of {odd['dataset']} ({column} "
                     f"{str(odd[column])[:8]}, theirs {str(usual)[:8]})."
                 )
-
-
-def _check_ids(results: pd.DataFrame, plugins: tuple[Path, ...]) -> tuple[RunSpec, ...]:
-    lines = _lines(results)
-    specs = tuple(spec_of(line, plugins) for line in lines)
-    for line, spec in zip(lines, specs, strict=True):
-        if spec.row != line["row"]:
-            raise FedbenchError(f"{named(line)}: by its settings the row is called {spec.row!r}.")
-    return specs
 
 
 def _check_manifest(folder: ResultFolder, suite: Suite) -> None:
