@@ -7,7 +7,7 @@ is drawn of single rounds are those of stores alone.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _OpenStore:
     uri: str
     client: MlflowClient
     runs: list[Run]
@@ -68,20 +68,22 @@ def merge(sources: Sequence[str], into: str, tell: Callable[[str], None] = lambd
     """
     opened = [_opened(source) for source in sources]
     uri = store_uri(into)
-    target = open_store(uri, create=True)
-    assert target is not None
-    kept = [run for _, run in runs_of(target, None) if run.info.status in _ENDED]
-    _refuse_clashes(kept, opened)
-    known = _finished_first(kept)
-    return [_copy_all(source, uri, target, known, tell) for source in opened]
+    client = open_store(uri, create=True)
+    assert client is not None
+    ended = [run for _, run in runs_of(client, None) if run.info.status in _ENDED]
+    target = _OpenStore(uri, client, ended)
+    _refuse_clashes([target, *opened])
+    # of several runs of one key the status of one that finished
+    known = {_key(run): run.info.status for run in sorted(ended, key=lambda run: run.info.status == "FINISHED")}
+    return [_copy_all(source, target, known, tell) for source in opened]
 
 
-def _opened(given: str) -> _Source:
+def _opened(given: str) -> _OpenStore:
     uri = store_uri(given, to_write=False)
     client = open_store(uri, create=False)
     if client is None:
         raise FedbenchError(f"there is no store at {shown(uri)}; give a folder of `fedbench run --store`, or a URI.")
-    return _Source(uri, client, [run for _, run in runs_of(client, None) if RunTags(run.data.tags).run_id])
+    return _OpenStore(uri, client, [run for _, run in runs_of(client, None) if RunTags(run.data.tags).run_id])
 
 
 def _key(run: Run) -> Key:
@@ -89,20 +91,9 @@ def _key(run: Run) -> Key:
     return tags.run_id, tags.text("code_hash")
 
 
-def _finished_first(runs: Iterable[Run]) -> dict[Key, str]:
-    """Key -> FINISHED where any of the runs has finished, else FAILED."""
-    known: dict[Key, str] = {}
-    for run in runs:
-        if known.get(_key(run)) != "FINISHED":
-            known[_key(run)] = str(run.info.status)
-    return known
-
-
-def _refuse_clashes(kept: Sequence[Run], sources: Sequence[_Source]) -> None:
+def _refuse_clashes(stores: Sequence[_OpenStore]) -> None:
     seen: dict[Key, Run] = {}
-    for run in (*kept, *(run for source in sources for run in source.runs)):
-        if run.info.status != "FINISHED":
-            continue
+    for run in (run for store in stores for run in store.runs if run.info.status == "FINISHED"):
         other = seen.setdefault(_key(run), run)
         metric = next(differing(finals(other.data.metrics), finals(run.data.metrics)), None)
         if metric is not None:
@@ -115,9 +106,7 @@ def _refuse_clashes(kept: Sequence[Run], sources: Sequence[_Source]) -> None:
             )
 
 
-def _copy_all(
-    source: _Source, uri: str, target: MlflowClient, known: dict[Key, str], tell: Callable[[str], None]
-) -> Merged:
+def _copy_all(source: _OpenStore, target: _OpenStore, known: dict[Key, str], tell: Callable[[str], None]) -> Merged:
     merged = Merged(shown(source.uri))
     parents: dict[str, str] = {}
     for run in sorted(source.runs, key=lambda run: int(run.info.start_time)):
@@ -126,26 +115,27 @@ def _copy_all(
         elif known.get(_key(run)) in ("FINISHED", run.info.status):
             merged.skipped += 1
         else:
-            _copy(source, run, uri, target, _parent(source, run, uri, target, parents))
+            _copy(source, run, target, _parent(source, run, target, parents))
             known[_key(run)] = run.info.status
             merged.copied += 1
             tell(str(run.info.run_name))
     return merged
 
 
-def _parent(source: _Source, run: Run, uri: str, target: MlflowClient, parents: dict[str, str]) -> str:
-    """The run of the command that made ``run``, in the target; copied with its first run; "" where there is none."""
+def _parent(source: _OpenStore, run: Run, target: _OpenStore, parents: dict[str, str]) -> str:
+    """The id of the command that made ``run`` in the target, copied with its first run; "" where there is none."""
     before = run.data.tags.get(PARENT, "")
     if before and before not in parents:
         try:
-            parents[before] = _copy(source, source.client.get_run(before), uri, target, "")
+            parents[before] = _copy(source, source.client.get_run(before), target, "")
         except MlflowException:  # it was purged
             parents[before] = ""
     return parents.get(before, "")
 
 
-def _copy(source: _Source, run: Run, uri: str, target: MlflowClient, parent: str) -> str:
-    """MLflow's id of the copy. The seal holds for it, since it is over what is copied."""
+def _copy(source: _OpenStore, run: Run, store: _OpenStore, parent: str) -> str:
+    """Copy a run into ``store``; MLflow's id of the copy. The seal holds for it, since it is over what is copied."""
+    target, uri = store.client, store.uri
     name = source.client.get_experiment(run.info.experiment_id).name.removeprefix(EXPERIMENT)
     tags = {key: value for key, value in run.data.tags.items() if key != PARENT}
     # whoever reads meanwhile sees a run that has not ended
@@ -177,7 +167,7 @@ def _write_record(target: MlflowClient, uri: str, made: str, folders: Path | Non
             target.log_artifact(made, str(Path(temporary) / RECORD))
 
 
-def _copy_files(source: _Source, run: Run, target: MlflowClient, made: str) -> None:
+def _copy_files(source: _OpenStore, run: Run, target: MlflowClient, made: str) -> None:
     if database_of(source.uri) is not None:
         try:
             folder = local_artifacts(source.uri, run)
