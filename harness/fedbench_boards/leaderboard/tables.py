@@ -277,7 +277,9 @@ def _published(table: Table) -> Iterator[Column]:
 def _paper_cell(number: PrintedNumber, shown: str) -> Cell:
     aspects = ", ".join(difference.aspect for difference in number.differences)
     note = AGREEING.get(number.comparable, "") + (f": {aspects}" if number.comparable == NOT_COMPARABLE else "")
-    return Cell(shown, number.value, note=note, title="; ".join(filter(None, [number.source, number.differs])))
+    in_full = "" if math.isnan(number.value) else f"{number.value:g}"
+    title = "; ".join(filter(None, [in_full, number.source, number.differs]))
+    return Cell(shown, number.value, note=note, title=title)
 
 
 def _number(number: PrintedNumber, std: float = math.nan) -> str:
