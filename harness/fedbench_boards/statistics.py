@@ -146,7 +146,7 @@ def tied_ranks(scores: Scores, test: Test = Test.t) -> list[int | None]:
     while left:
         best, *others = left
         adjusted = holm([p_value(scores[best], scores[other], test) for other in others])
-        end = next((place for place, p in enumerate(adjusted, start=1) if p < ALPHA), len(left))
+        end = next((number for number, p in enumerate(adjusted, start=1) if p < ALPHA), len(left))
         for row in left[:end]:
             ranks[row] = rank
         rank, left = rank + end, left[end:]

@@ -59,7 +59,7 @@ def results_of(specs: list[RunSpec]) -> pd.DataFrame:
 def is_shown(fact: Mapping[str, str], at: int, table: TextTable) -> bool:
     """Whether the cells of printed numbers of the row ``at``, or the lines below the table, have the fact."""
     value = float(fact["value"])
-    cells = [column.cells[at] for column in table.further if "paper" in column.heading]
+    cells = [column.texts[at] for column in table.further if "paper" in column.heading]
     forms = {f"{value:.1f}", f"{value:g}", f"{value:.2f}", fact["value"]}
     return any(form in text for form in forms for text in (*cells, *table.notes))
 

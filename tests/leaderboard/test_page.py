@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.wording import heading
 from fedbench_boards.leaderboard.page import write_page
 from fedbench_boards.leaderboard.page.charts import Series, against_cost, heat_map, pareto
 from fedbench_boards.leaderboard.page.data import page_of
+from fedbench_boards.leaderboard.page.sections import sentence
 from fedbench_boards.leaderboard.page.svg import linear, logarithmic
 from tests.leaderboard.frames import board_of
 
@@ -176,7 +176,7 @@ def test_the_values_are_the_frame_s_to_the_last_digit(tmp_path: Path, board: pd.
     wanted = []
     for one in board.to_dict("records"):
         numbers = [one["rank"], one["global_accuracy_mean"], one["head_accuracy_mean"], one["delta_mean"]]
-        numbers += [one["rounds_to_target_mean"], 80.1, -19.85, 2e6, 3.25]
+        numbers += [80.1, -19.85, 2e6, 3.25, one["rounds_to_target_mean"]]
         wanted += [one["label"], *("" if np.isnan(number) else repr(float(number)) for number in numbers)]
     assert values == wanted
     assert [cell["data-std"] for cell in reader.cells if "data-std" in cell][0] == repr(1 / 3)
@@ -193,10 +193,17 @@ def test_the_legend_explains_marks_and_why_there_is_none(tmp_path: Path) -> None
     untested = {"p_value": np.nan, "p_adjusted": np.nan}
     board = [full("a"), full("b", significance="not significant"), full("c", significance="needs 3 seeds", **untested)]
     html, reader = written(tmp_path, pd.DataFrame([*board, full("fedavg", significance="is the baseline", **untested)]))
-    assert "* significant, n.s. not significant (paired t-test, p adjusted by Holm" in shown(reader)
-    assert "Δ without a mark was not tested (needs 3 seeds)." in shown(reader)
+    assert "* p < 0.05, paired t-test over 2 seeds, Holm over 2 rows." in shown(reader)
+    assert "n.s. not significant; p-values are under the rows' names." in shown(reader)
+    assert "Significance not tested (c): needs 3 seeds." in shown(reader)
     assert re.findall(r'<span class="mark">([^<]+)', html) == ["*", "n.s."]
     assert 'title="significant, paired t-test over 2 seeds, p = 0.012, adjusted p = 0.025"' in html
+
+
+def test_a_note_is_a_sentence_and_a_name_at_its_beginning_stays() -> None:
+    assert sentence("paper: CAPT table 1", ["fedavg"]) == "Paper: CAPT table 1."
+    assert sentence("fedavg, tail: the paper prints 1", ["fedavg"]) == "fedavg, tail: the paper prints 1."
+    assert sentence("fedavg: seed 0 failed: no", ["fedavg"]) == "fedavg: seed 0 failed: no."
 
 
 def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
@@ -248,7 +255,7 @@ def test_charts_appear_with_their_data(tmp_path: Path, board: pd.DataFrame) -> N
 
 
 def test_a_curve_is_the_mean_over_the_rounds_all_seeds_have(board: pd.DataFrame) -> None:
-    from fedbench_boards.leaderboard.page.data import _rounds
+    from fedbench_boards.leaderboard.page.sections import _rounds
 
     curves = curves_of("a", "b")
     table = _rounds(curves[~((curves["mlflow_id"] == "b") & (curves["round"] == 1))], ["a", "b"], "global_accuracy")
@@ -305,14 +312,9 @@ def test_every_table_has_a_section_and_the_overview_compares_them(tmp_path: Path
     assert "<option>c=2</option>" in html and "Marks are explained" not in html
 
 
-def test_the_best_at_the_shown_precision_is_bold(tmp_path: Path) -> None:
-    board = pd.DataFrame([full("a", mean=70.04), full("b", mean=69.96), full("c", mean=69.94)])
-    html, _ = written(tmp_path, board)
-    assert re.findall(r'data-value="(\S+)" data-std="0.3+"><b>', html) == ["70.04", "69.96"]
-
-
 def test_an_untrained_global_model_is_marked_and_never_the_best(tmp_path: Path) -> None:
-    own = {"personal_mean_client_accuracy_mean": 90.0, "shown": json.dumps(["personal_mean_client_accuracy"])}
+    names = json.dumps(["global_accuracy", "personal_mean_client_accuracy"])
+    own = {"personal_mean_client_accuracy_mean": 90.0, "shown": names}
     lines = [full("fedavg", whole=True, untrained=False, shown=own["shown"])]
     lines += [full("alone", mean=95.0, rank=np.nan, whole=True, untrained=True, **own)]
     lines += [full("fedavg", 1, setting="other", whole=True, untrained=False)]
@@ -334,17 +336,12 @@ def test_rows_of_other_seeds_say_theirs(tmp_path: Path) -> None:
     assert 'data-key="seeds"' not in html and "differ in their seeds" not in shown(reader)
 
 
-def test_comparable_and_not_comparable_are_told_apart(tmp_path: Path) -> None:
-    board = pd.DataFrame([full("a"), full("b", comparable="yes", differs="", differences="[]")])
-    text = shown(written(tmp_path, board)[1])
-    assert "80.1 not comparable: rounds" in text and "80.1 comparable" in text
-    assert "not comparable: rounds (200, here 4)" in text
-
-
-def test_what_the_paper_does_not_print_is_told(tmp_path: Path) -> None:
+def test_how_far_a_printed_number_is_comparable_is_told(tmp_path: Path) -> None:
     partly = {"comparable": "yes, as far as printed", "differs": "rounds not printed", "differences": "[]"}
-    text = shown(written(tmp_path, pd.DataFrame([full("a", **partly)]))[1])
-    assert "80.1 comparable as far as printed" in text
+    board = [full("a"), full("b", comparable="yes", differs="", differences="[]"), full("c", **partly)]
+    text = shown(written(tmp_path, pd.DataFrame(board))[1])
+    assert "≠ 80.1 not comparable: rounds" in text and " 80.1 comparable " in text
+    assert "not comparable: rounds (200, here 4)" in text and "≈ 80.1 comparable as far as printed" in text
     assert "Paper table 2; comparable as far as printed: rounds not printed" in text
 
 
@@ -369,25 +366,6 @@ def test_the_heading_of_rounds_names_a_metric_that_rows_are_not_ranked_by(tmp_pa
     assert "rounds to 55 % accuracy" not in headings(target_metric="global_accuracy")
     ranked = {"headline": "tail_accuracy", "target_metric": "global_accuracy"}
     assert "rounds to 55 % accuracy" in headings(**ranked)
-
-
-def test_notes_say_why_a_row_has_no_baseline_and_where_a_mean_is_missing(tmp_path: Path) -> None:
-    lacking = {"baseline_note": "no tuned fedavg", "incomplete": json.dumps(["head_accuracy", "global_accuracy"])}
-    board = [full("a", incomplete="[]", baseline_note=""), full("b", mean=np.nan, **lacking)]
-    board += [full("a", 1, setting="other")]
-    text = shown(written(tmp_path, pd.DataFrame(board))[1])
-    assert "No baseline for b: no tuned fedavg." in text
-    assert "head: a row of which some seed lacks it has no mean." in text
-    assert "accuracy: a row of which some seed lacks it has no mean; it has no rank." in text
-
-
-def test_the_page_and_the_tables_call_a_metric_the_same(tmp_path: Path) -> None:
-    measured = {f"{name}_mean": 50.0 for name in ("worst_client_accuracy", "selected_unseen_domain_accuracy")}
-    names = ["global_accuracy", "worst_client_accuracy", "selected_unseen_domain_accuracy"]
-    html, _ = written(tmp_path, pd.DataFrame([full("a", shown=json.dumps(names), **measured)]))
-    assert ">worst client</th>" in html and ">unseen (selected)</th>" in html
-    assert [heading(name) for name in names] == ["accuracy", "worst client", "unseen (selected)"]
-    assert heading("domain_accuracy/photo") == "photo"
 
 
 def test_the_clients_are_those_of_the_lowest_seed_that_is_known(tmp_path: Path) -> None:

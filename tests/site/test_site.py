@@ -44,6 +44,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_folder(made, "few-shot", ["fedavg", "fedprox", "fedprox+promptfl"], ["1 shot", "2 shots"], tied=True)
     write_folder(made, "odd", ["fedavg", "fedprox", "../../Über <b>"], [""], dataset="imagefolder:/home/me/PACS")
     (made / "no-results").mkdir()
+    (made / "odd" / "index.html").unlink()
     (made / "odd" / "figures").mkdir()
     (made / "odd" / "figures" / "winners.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     (made / "odd" / "figures" / "winners.png").write_bytes(b"never copied")
@@ -64,6 +65,12 @@ def site(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_link_leads_to_a_file_and_an_anchor(site: Path) -> None:
     assert _checked_links(site, site) > 50
+
+
+def test_a_suites_page_leads_to_the_tables_of_the_folders_own_page_if_it_has_one(site: Path) -> None:
+    few, odd = (Read(site / "suites" / f"{name}.html") for name in ("few-shot", "odd"))
+    assert {"../suites/few-shot/board.html#table-1", "../suites/few-shot/board.html#table-2"} <= set(few.links)
+    assert not [link for link in odd.links if "board.html" in link] and "it has no page of its own" in odd.text
 
 
 def test_a_site_among_the_folders_links_to_their_pages(results: Path) -> None:
@@ -110,7 +117,7 @@ def test_a_method_has_its_ranks_runs_and_equations(site: Path) -> None:
     for known in ("MLSys 2020", "Hyper-parameters", "plugins/fedbench_methods/fedprox.py", "1 shot", "0, 1"):
         assert known in page.text
     assert "few-shot-0-1-0 few-shot-0-1-1" in page.text  # the runs of its row in the first setting
-    assert "../suites/few-shot.html#table-1-row-1" in page.links
+    assert "../suites/few-shot/board.html#table-1-row-1" in page.links and "../suites/odd.html" in page.links
     assert "No suite with results has it." in Read(site / "methods" / "fedproto.html").text
 
 
@@ -118,12 +125,14 @@ def test_a_stack_is_on_the_pages_of_both_methods(site: Path) -> None:
     for name in ("fedprox", "promptfl"):
         page = Read(site / "methods" / f"{name}.html")
         assert "few-shot-0-2-0" in page.text
-        assert {"../methods/promptfl.html", "../suites/few-shot.html#table-2-row-2"} <= set(page.links)
+        assert {"../methods/promptfl.html", "../suites/few-shot/board.html#table-2-row-2"} <= set(page.links)
 
 
 def test_a_tied_rank_is_shown_where_the_folder_has_one(site: Path) -> None:
-    assert "1 fedprox 60.0 ± 1.0" in Read(site / "suites" / "few-shot.html").text
-    assert "2 fedprox 60.0 ± 1.0" in Read(site / "suites" / "odd.html").text
+    text = Read(site / "methods" / "fedprox.html").text
+    assert "1 shot fedprox clip:embedded 1 of 3 60.0 ± 1.0 accuracy -10.0 ± 2.0 fedavg" in text
+    assert "fedprox clip:embedded 2 of 3 60.0 ± 1.0" in text
+    assert "accuracy 3 1 " in Read(site / "suites" / "few-shot.html").text
 
 
 def test_names_stay_in_the_folder_and_are_no_html(site: Path, results: Path) -> None:
@@ -139,7 +148,7 @@ def test_names_stay_in_the_folder_and_are_no_html(site: Path, results: Path) -> 
 def test_findings_are_text_with_links_of_the_site(site: Path) -> None:
     page = site / "suites" / "odd.html"
     read, text = Read(page), page.read_text("utf-8")
-    assert {"few-shot.html", "#table-1", "odd/winners.svg"} <= set(read.links)
+    assert {"few-shot.html", "#tables", "odd/winners.svg"} <= set(read.links)
     assert "<script>" not in text and "bad()" in read.text and "javascript:" not in "".join(read.links)
     assert read.links.count("odd/winners.svg") == 1
 
@@ -237,7 +246,7 @@ def test_tables_of_findings_scroll_by_themselves() -> None:
 
 
 def test_the_committed_folders_are_read() -> None:
-    from fedbench_boards.site.collect import read_folders
+    from fedbench_boards.site.folders import read_folders
 
     folders = {one.name: one for one in read_folders(Path(__file__).parents[2] / "leaderboards")}
     few = folders["few-shot"]

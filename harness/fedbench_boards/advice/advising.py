@@ -212,11 +212,11 @@ def _half_width(
         miss = abs(true_margins(evidence, setting, other, score, {first.row})[first.row] - margin) / spread
         if not math.isnan(miss):
             misses.append(miss)
-    place = math.ceil(LEVEL * (len(misses) + 1))
+    rank = math.ceil(LEVEL * (len(misses) + 1))
     _, spread = _margin(evidence, measures, row, other, score)
-    if place > len(misses) or math.isnan(spread):
+    if rank > len(misses) or math.isnan(spread):
         return math.inf
-    return float(np.sort(misses)[place - 1]) * spread
+    return float(np.sort(misses)[rank - 1]) * spread
 
 
 def _margin(evidence: Evidence, measures: Measures, row: str, baseline: str, score: str) -> tuple[float, float]:
@@ -290,9 +290,9 @@ def write_replay(
     usable_folder(folder, "--output")
     folder.mkdir(parents=True, exist_ok=True)
     (counts if dataset else _renamed(counts)).to_csv(file, index_label="client")
-    place = folder / SUITE
-    place.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return place
+    suite_file = folder / SUITE
+    suite_file.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return suite_file
 
 
 def _row_called(suite: Suite, label: str) -> Row:

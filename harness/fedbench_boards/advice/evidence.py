@@ -189,17 +189,17 @@ def write_evidence(evidence: Evidence, file: Path) -> None:
 def read_evidence(file: Path | None) -> Evidence:
     """Read the evidence that `write_evidence` wrote; None: that which ships with the suites. FedbenchError for other
     files."""
-    place = Path(str(resources.files("fedbench_suites"))) / SHIPPED if file is None else file
+    source = Path(str(resources.files("fedbench_suites"))) / SHIPPED if file is None else file
     try:
-        runs = pd.read_csv(place, dtype={"run_id": str}, float_precision="round_trip")
+        runs = pd.read_csv(source, dtype={"run_id": str}, float_precision="round_trip")
     except (OSError, ValueError, pd.errors.ParserError):
-        raise FedbenchError(f"there is no evidence in {str(place)!r}; fedbench map writes {SHIPPED}.") from None
+        raise FedbenchError(f"there is no evidence in {str(source)!r}; fedbench map writes {SHIPPED}.") from None
     lacking = [name for name in (*_COLUMNS, *_NUMBERS, *_WHAT, *(f.name for f in fields(Measures))) if name not in runs]
     if lacking:
-        raise FedbenchError(f"{str(place)!r} is no evidence: it lacks the columns {', '.join(lacking)}.")
+        raise FedbenchError(f"{str(source)!r} is no evidence: it lacks the columns {', '.join(lacking)}.")
     runs["server_data"] = runs["server_data"].fillna("")
     measured = runs[["megabytes", *(field.name for field in fields(Measures))]]
     if runs.empty or not all(map(is_numeric_dtype, measured.dtypes)) or measured.isna().to_numpy().any():
         needed = ", ".join(map(str, measured))
-        raise FedbenchError(f"{str(place)!r} is no evidence: every run needs numbers for {needed}.")
+        raise FedbenchError(f"{str(source)!r} is no evidence: every run needs numbers for {needed}.")
     return Evidence(runs)

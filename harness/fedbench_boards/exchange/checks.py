@@ -1,175 +1,46 @@
 """Is a result folder in order? What follows from its numbers is looked at first, what it says of itself last.
 
-Whoever changes a number can write the manifest anew, but then the board is not that of the runs. A number that is
-changed wherever it stands is found by repeating the run alone, see `fedbench_boards.exchange.verifying`.
-
-A run that diverged is an outcome of its values, which a board shows and results.csv has no line of. Whatever else ended
-a run, such as too little memory, says nothing of its values: a folder with such a run is refused.
+Whoever changes a number can write the manifest anew, but then the board is not that of the runs: it is computed again
+from results.csv and compared. Rounds to a target are counted in curves, which no folder has, so they are taken as they
+stand. A number that is changed wherever it stands is found by repeating the run alone, see
+`fedbench_boards.exchange.verifying`.
 """
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from fedbench.core.errors import DIVERGED, FedbenchError
-from fedbench.core.method.hyper import declared
-from fedbench.core.scenario import Scenario
-from fedbench.core.spec import BUDGET, RunSpec, Training, stack_names
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
-from fedbench.kinds.registry import find_method
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import Suite, load_suite, suite_names
-from fedbench.tracking.schema import FINAL
-from fedbench_boards.exchange.folder import ResultFolder, digest, named, read_folder
-from fedbench_boards.exchange.recomputed import check_board
-from fedbench_boards.leaderboard.results import EVALUATED, StoredResults
+from fedbench_boards.exchange.folder import (
+    BOARD,
+    RESULTS,
+    ResultFolder,
+    digest,
+    diverged_runs,
+    named,
+    read_folder,
+    spec_of,
+)
+from fedbench_boards.leaderboard.formats import markdown_page, to_csv
+from fedbench_boards.leaderboard.latex import to_latex
+from fedbench_boards.leaderboard.model import Board, Line, Milestone, ScoreCell
+from fedbench_boards.leaderboard.reading import board_of_runs, made_by
+from fedbench_boards.leaderboard.results import StoredResults
 from fedbench_boards.leaderboard.rows import PROTOCOL, ROW
-
-_BESIDE = ("dataset", "backbone", "method", "tune", "tuned", "seed")
-_NO_SETTINGS = ("labels", "weights")
-"""Of the row's settings: visibility of labels is the scenario's, weights are what a backbone's name meant."""
-
-
-def spec_of(line: Mapping[str, Any], plugins: tuple[Path, ...] = ()) -> RunSpec:
-    """The run of a ``line`` of results.csv, with the id that the line gives.
-
-    FedbenchError, which names the run, where recorded settings and id do not agree.
-    """
-    try:
-        spec = _built(line, plugins)
-        if spec.run_id == line["run_id"]:
-            return spec
-    except (ValidationError, ValueError, KeyError) as error:
-        raise FedbenchError(
-            f"{named(line)}: its settings are none of this version of fedbench: {_first(error)}."
-        ) from None
-    unknown = _unknown(stack_names(str(line["method"])), plugins)
-    hint = f"; method {unknown[0]!r} is not here, give its file with --plugin" if unknown else ""
-    raise FedbenchError(f"{named(line)}: run_id {line['run_id']} is not that of its recorded settings{hint}.")
-
-
-def _built(line: Mapping[str, Any], plugins: tuple[Path, ...]) -> RunSpec:
-    own: dict[str, str] = dict(json.loads(line["row_settings"]))
-    scenario = dict(json.loads(line["scenario_settings"])) | {"labels": own["labels"]}
-    run = {name: str(line[name]) for name in _BESIDE}
-    training = {name: str(line[name]) for name in (*BUDGET, *EVALUATED)}
-    of_methods: dict[str, dict[str, str]] = {}
-    for key, text in own.items():
-        head, dot, name = key.rpartition(".")
-        if head == "training":
-            training[name] = text
-        elif dot:
-            of_methods.setdefault(head, {})[name] = text
-        elif key not in _NO_SETTINGS:
-            run[key] = text
-    return RunSpec(
-        **_fields(RunSpec, run),
-        scenario=Scenario(**_fields(Scenario, scenario)),
-        training=Training(**_fields(Training, training)),
-        params={method: _params(method, values, plugins) for method, values in of_methods.items()},
-        label=str(line["row"]).partition(" · ")[0],
-        setting=str(line["setting"]),
-        scale=str(line["scale"]),
-        published=tuple(json.loads(line.get("published") or "[]")),
-        tuning=dict(json.loads(line.get("tuning") or "{}")),
-    )
-
-
-def _fields(model: type[BaseModel], texts: Mapping[str, str]) -> dict[str, Any]:
-    """Values of the fields of ``model``; those of no field stay texts, which the model then refuses."""
-    kinds = {name: field.annotation for name, field in model.model_fields.items()}
-    return {name: _value(text, kinds.get(name, str)) for name, text in texts.items()}
-
-
-def _params(method: str, texts: Mapping[str, str], plugins: tuple[Path, ...]) -> dict[str, Any]:
-    if _unknown((method,), plugins):  # whether a text that looks like a number is one, its types would tell
-        return {name: _value(text, object) for name, text in texts.items()}
-    kinds = {name: one.type for name, one in declared(find_method(method, plugins).Params).items()}
-    return {name: _value(text, kinds.get(name, object)) for name, text in texts.items()}
-
-
-def _value(text: str, kind: Any) -> Any:
-    """The value of type ``kind`` that is recorded as ``text``, see `fedbench.tracking.tags.flat_params`."""
-    checked: TypeAdapter[Any] = TypeAdapter(kind)
-    for value in _meanings(text):
-        try:
-            checked.validate_python(value)
-        except ValidationError:
-            continue
-        return value
-    return text
-
-
-def _meanings(text: str) -> Iterator[Any]:
-    if text == "none":
-        yield None
-    with suppress(ValueError):
-        yield json.loads(text)
-    yield text
-
-
-def _unknown(methods: Iterable[str], plugins: tuple[Path, ...]) -> list[str]:
-    """Those that are not installed here, nor in a plugin file."""
-    found = []
-    for method in methods:
-        try:
-            find_method(method, plugins)
-        except FedbenchError:
-            found.append(method)
-    return found
-
-
-def _first(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error) or type(error).__name__
-
-
-def diverged_runs(folder: ResultFolder) -> pd.DataFrame:
-    """A line each, as `fedbench_boards.leaderboard.results.StoredResults.failed` has them.
-
-    What such a run does not record is taken from its row's finished runs.
-
-    FedbenchError, which names the row, where a run failed otherwise or was run with other code, where none of its row
-    has finished, and where a seed has both finished and failed.
-    """
-    results = folder.results
-    metrics = [name for name in results if str(name).startswith(FINAL)]
-    lines = [line for row in folder.board.to_dict("records") for line in _of_row(row, results)]
-    found = pd.DataFrame(lines).astype(results.dtypes) if lines else results.iloc[:0].assign(failure="")
-    return found.drop(columns=metrics)
-
-
-def _of_row(row: dict[Any, Any], results: pd.DataFrame) -> Iterator[dict[Any, Any]]:
-    failures = json.loads(row["failures"] or "[]")
-    if not failures:
-        return
-    finished = results[results["run_id"].isin(json.loads(row["runs"]).values())]
-    for one in failures:
-        title = f"{named(row)}: seed {one['seed']}"
-        if one["seed"] in set(finished["seed"]):
-            raise FedbenchError(f"{title} has finished and failed; keep one of the two runs.")
-        if not one["reason"].startswith(DIVERGED):
-            raise FedbenchError(f"{title} failed: {one['reason'].removesuffix('.')}; run it again.")
-        if one["code"]:
-            raise FedbenchError(f"{title} diverged with other code ({one['code']}) than the row's; run it again.")
-        if finished.empty:
-            raise FedbenchError(f"{title} diverged, as all of its row; there is no run to tell its values by.")
-        of_run = {name: one[name] for name in ("seed", "run_id", "mlflow_id")}
-        yield finished.iloc[0].to_dict() | of_run | {"failure": one["reason"]}
-
-
-_DIRTY = "+dirty"
 
 
 @dataclass(frozen=True)
@@ -179,11 +50,11 @@ class Checked:
     folder: ResultFolder
     suite: Suite
     specs: tuple[RunSpec, ...]
-    """Of its runs, in the order of results.csv, and then of those that diverged."""
+    """The specs of its runs, in the order of results.csv, then those of the runs that diverged."""
     diverged: pd.DataFrame
-    """See `diverged_runs`."""
+    """The runs that diverged, see `diverged_runs`."""
     notes: tuple[str, ...] = ()
-    """What is no reason to refuse it."""
+    """Remarks that are no reason to refuse it."""
 
     @property
     def headlines(self) -> frozenset[str]:
@@ -192,7 +63,7 @@ class Checked:
 
     @property
     def summary(self) -> str:
-        """What it holds, in one line."""
+        """The content of the folder in one line."""
         results, lost = self.folder.results, len(self.diverged)
         rows = len(results.drop_duplicates([*PROTOCOL, *ROW]))
         diverged = f" ({counted(lost, 'further one')} diverged)" if lost else ""
@@ -218,11 +89,9 @@ def check_folder(given: Path, suite: str | None = None, plugins: tuple[Path, ...
 def _checked(given: Path, suite: str | None, plugins: tuple[Path, ...]) -> Checked:
     folder = read_folder(given)
     read = _suite(folder, suite)
-    _check_suite(folder, read)
-    _check_code(folder)
     diverged = diverged_runs(folder)
     every = pd.concat([folder.results, diverged]) if len(diverged) else folder.results
-    specs = _check_ids(every, plugins)
+    specs = tuple(_checked_spec(line, read, plugins) for line in _lines(every))
     check_alike(every, read)
     check_board(folder, read, StoredResults(folder.results, diverged))
     _check_manifest(folder, read)
@@ -242,20 +111,20 @@ def _suite(folder: ResultFolder, given: str | None) -> Suite:
     return suite
 
 
-def _check_suite(folder: ResultFolder, suite: Suite) -> None:
-    for line in _lines(folder.results):
-        if line["suite_version"] != suite.version:
-            raise FedbenchError(
-                f"{named(line)}: it is of version {line['suite_version']} of suite {suite.name!r}, which is at version "
-                f"{suite.version} here."
-            )
-
-
-def _check_code(folder: ResultFolder) -> None:
-    for line in _lines(folder.results):
-        for name in ("code_hash", "data_hash"):
-            if not line[name]:
-                raise FedbenchError(f"{named(line)}: no {name} is recorded, so what made it is not known.")
+def _checked_spec(line: Mapping[str, Any], suite: Suite, plugins: tuple[Path, ...]) -> RunSpec:
+    """The spec of a run; FedbenchError for another version of the suite, code or data not known, or another id."""
+    if line["suite_version"] != suite.version:
+        raise FedbenchError(
+            f"{named(line)}: it is of version {line['suite_version']} of suite {suite.name!r}, which is at version "
+            f"{suite.version} here."
+        )
+    for name in ("code_hash", "data_hash"):
+        if not line[name]:
+            raise FedbenchError(f"{named(line)}: no {name} is recorded, so what made it is not known.")
+    spec = spec_of(line, plugins)
+    if spec.row != line["row"]:
+        raise FedbenchError(f"{named(line)}: by its settings the row is called {spec.row!r}.")
+    return spec
 
 
 def check_alike(results: pd.DataFrame, suite: Suite) -> None:
@@ -309,15 +178,6 @@ def _check_data(results: pd.DataFrame) -> None:
                 )
 
 
-def _check_ids(results: pd.DataFrame, plugins: tuple[Path, ...]) -> tuple[RunSpec, ...]:
-    lines = _lines(results)
-    specs = tuple(spec_of(line, plugins) for line in lines)
-    for line, spec in zip(lines, specs, strict=True):
-        if spec.row != line["row"]:
-            raise FedbenchError(f"{named(line)}: by its settings the row is called {spec.row!r}.")
-    return specs
-
-
 def _check_manifest(folder: ResultFolder, suite: Suite) -> None:
     manifest = folder.manifest
     if not manifest.licence.strip():
@@ -345,26 +205,24 @@ def _check_manifest(folder: ResultFolder, suite: Suite) -> None:
 def _beside_suite(specs: Sequence[RunSpec], suite: Suite, plugins: tuple[Path, ...]) -> Iterator[str]:
     """What the suite has and the folder lacks, and the other way round: a part of it, further rows or values."""
     seeds = tuple(sorted({spec.seed for spec in specs}))
-    scales = sorted({spec.scale for spec in specs})
     own = {
         spec.run_id: spec
-        for scale in scales
+        for scale in sorted({spec.scale for spec in specs})
         for spec in expand(suite, Overrides(seeds=seeds, scale=scale if suite.scales else "", plugin_files=plugins))
     }
-    added = {(spec.setting, spec.row) for spec in specs if spec.run_id not in own}
-    if added:
-        setting, row = min(added)
-        yield f"{counted(len(added), 'row')} not as in the suite, such as {named({'setting': setting, 'row': row})}"
-    found = {spec.run_id for spec in specs}
-    there = {(own[one].setting, own[one].row) for one in found & own.keys()}
-    lacking = {(spec.setting, spec.row) for spec in own.values()} - there
-    if lacking:
-        setting, row = min(lacking)
-        yield f"{counted(len(lacking), 'row')} of the suite not run, such as {named({'setting': setting, 'row': row})}"
-    found_seeds: dict[tuple[str, str, str], set[int]] = {}
+    ids = {spec.run_id for spec in specs}
+    run = {(spec.setting, spec.row) for spec in own.values() if spec.run_id in ids}
+    for rows, what in (
+        ({(spec.setting, spec.row) for spec in specs if spec.run_id not in own}, "not as in the suite"),
+        ({(spec.setting, spec.row) for spec in own.values()} - run, "of the suite not run"),
+    ):
+        if rows:
+            setting, row = min(rows)
+            yield f"{counted(len(rows), 'row')} {what}, such as {named({'setting': setting, 'row': row})}"
+    known: dict[tuple[str, str, str], set[int]] = {}
     for spec in specs:
-        found_seeds.setdefault((spec.scale, spec.backbone, spec.tune), set()).add(spec.seed)
-    for (scale, backbone, tune), seeds_there in sorted(found_seeds.items()):
+        known.setdefault((spec.scale, spec.backbone, spec.tune), set()).add(spec.seed)
+    for (scale, backbone, tune), seeds_there in sorted(known.items()):
         few = set(suite.seeds_of(suite.scales.get(scale))) - seeds_there
         if few:
             which = backbone if tune == "auto" else f"{backbone}, tune={tune},"
@@ -376,10 +234,11 @@ def _notes(results: pd.DataFrame, suite: Suite) -> Iterator[str]:
     earlier = int((results["suite_hash"] != suite.text_hash).sum())
     if earlier:
         yield f"{counted(earlier, 'run')} made with another text of the suite"
-    for is_odd, what in _ODD:
-        count = int(results["commit"].map(is_odd).sum())
+    # commits that do not say which code it was, though its hash does
+    dirty, none = results["commit"].str.endswith("+dirty").sum(), (results["commit"] == "").sum()
+    for count, what in ((dirty, "from a work tree with changes (+dirty)"), (none, "without a git commit")):
         if count:
-            yield f"{counted(count, 'run')} {what}"
+            yield f"{counted(int(count), 'run')} made {what}"
     seeds = [(row, runs["seed"].nunique(), len(others)) for row, runs, others in _beside_others(results)]
     fewer = [(row, has, of) for row, has, of in seeds if has < of]
     if fewer:
@@ -388,12 +247,131 @@ def _notes(results: pd.DataFrame, suite: Suite) -> Iterator[str]:
         yield f"{rows} with fewer seeds than others of their backbone, such as {row} with {has} of {of}"
 
 
-_ODD: tuple[tuple[Callable[[str], bool], str], ...] = (
-    (lambda commit: commit.endswith(_DIRTY), "made from a work tree with changes (+dirty)"),
-    (lambda commit: not commit, "made without a git commit"),
-)
-"""Commits that do not say which code it was, though its hash does."""
-
-
 def _lines(results: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(key): value for key, value in line.items()} for line in results.to_dict("records")]
+
+
+_OF_CURVES = ("rounds_to_", "bytes_to_", "seconds_to_", "target")
+_TARGET = " · target "
+"""Behind it a caption says which target rounds were counted to."""
+_DRAWN = {"p_best": 0.02}
+"""Columns that are drawn, and by how much they may be another number elsewhere."""
+_RELATIVE = 1e-9
+"""Sums of the same numbers in another order differ by less."""
+_MARKDOWN, _LATEX = "leaderboard.md", "leaderboard.tex"
+Key = tuple[str, str]
+"""Block and row."""
+
+
+def check_board(folder: ResultFolder, suite: Suite, stored: StoredResults) -> None:
+    """FedbenchError, which names row and column, where leaderboard.csv, .md or .tex is not what results.csv gives.
+
+    ``stored`` are its runs, and those that diverged.
+    """
+    board = board_of_runs(suite, folder.manifest.options, stored)
+    text = pd.read_csv(io.StringIO(to_csv(board)), dtype=str, keep_default_na=False)
+    given, shown = _by_row(text), _by_row(folder.board)
+    for key, line in given.items():
+        if key not in shown:
+            raise FedbenchError(f"{_name(line)} is in {RESULTS} and not in {BOARD}.")
+        _compare(line, shown[key])
+    for key, line in shown.items():
+        if key not in given:
+            raise FedbenchError(f"{_name(line)} is in {BOARD}, and {RESULTS} has no run of it.")
+    _compare_texts(folder, stored, _with_milestones(board, shown))
+
+
+def _reading(shown: str, expected: str) -> str:
+    """The command ``shown`` above a board, if but for the suite's name or file it is the ``expected`` one."""
+    words = shlex.split(shown)
+    at = words.index("--suite") if "--suite" in words[:-1] else len(words)
+    return shown if words[:at] + words[at + 2 :] == shlex.split(expected) else expected
+
+
+def _by_row(frame: pd.DataFrame) -> dict[Key, dict[str, str]]:
+    rows: dict[Key, dict[str, str]] = {}
+    lines: list[dict[str, str]] = frame.to_dict("records")  # type: ignore[assignment]
+    for line in lines:
+        key = (line["block"], line["row"])
+        if key in rows:
+            raise FedbenchError(f"{_name(line)} has two lines in {BOARD}.")
+        rows[key] = line
+    return rows
+
+
+def _name(line: Mapping[str, str]) -> str:
+    return named({"setting": line["setting"], "row": line["row"]})
+
+
+def _compare(given: Mapping[str, str], shown: Mapping[str, str]) -> None:
+    for column, value in given.items():
+        if column.startswith(_OF_CURVES):
+            continue
+        there = shown.get(column, "")
+        if column == "caption":
+            there = there.partition(_TARGET)[0]
+        if not _alike(value, there, _DRAWN.get(column, 0.0)):
+            raise FedbenchError(
+                f"{_name(given)}: {column} is {there or 'empty'} in {BOARD}, and {value or 'empty'} by {RESULTS}."
+            )
+
+
+def _alike(value: str, other: str, by: float) -> bool:
+    if value == other:
+        return True
+    try:
+        return math.isclose(float(value), float(other), rel_tol=_RELATIVE, abs_tol=max(by, _RELATIVE))
+    except ValueError:
+        return False
+
+
+def _with_milestones(board: Board, shown: Mapping[Key, Mapping[str, str]]) -> Board:
+    """``board`` with the rounds to a target that the folder shows."""
+    tables = []
+    for block, table in enumerate(board.tables):
+        lines = tuple(_with_milestone(line, shown[str(block), line.row]) for line in table.lines)
+        caption = next((shown[str(block), line.row]["caption"] for line in table.lines), table.caption)
+        tables.append(replace(table, lines=lines, caption=caption))
+    return replace(board, tables=tuple(tables))
+
+
+def _with_milestone(line: Line, shown: Mapping[str, Any]) -> Line:
+    reached, _, seeds = shown.get("target_reached", "").partition("/")
+
+    def number(name: str) -> float:
+        return float(shown.get(name) or "nan")
+
+    return replace(
+        line,
+        p_best=number("p_best"),
+        milestone=Milestone(
+            ScoreCell(number("rounds_to_target_mean"), number("rounds_to_target_std")),
+            number("target"),
+            shown.get("target_metric", ""),
+            int(reached or 0),
+            int(seeds or 0),
+            number("bytes_to_target_mean"),
+            number("seconds_to_target_mean"),
+        ),
+    )
+
+
+def _compare_texts(folder: ResultFolder, stored: StoredResults, board: Board) -> None:
+    """FedbenchError for a line that ``board`` and the commands of the runs do not give, or that is missing."""
+    files = {name: folder.path / name for name in (_MARKDOWN, _LATEX)}
+    shown = {name: file.read_text(encoding="utf-8").splitlines() for name, file in files.items() if file.is_file()}
+    *commands, last = made_by(stored, folder.manifest.options).splitlines()
+    prompts = [line.removeprefix("$ ") for line in shown[_MARKDOWN] if line.startswith("$ fedbench ")]
+    reading = next((line for line in prompts if line.startswith("fedbench leaderboard")), "")
+    # which command a run that diverged is of, no file of the folder says
+    if len(stored.failed):
+        commands = [line for line in prompts if line != reading] if set(commands) <= set(prompts) else commands
+    commands.append(_reading(reading, last))
+    given = {_MARKDOWN: markdown_page(board, "\n".join(commands)).splitlines(), _LATEX: to_latex(board).splitlines()}
+    for name, lines in shown.items():
+        for has, lacks, what in ((given[name], set(lines), "lacks"), (lines, set(given[name]), "has")):
+            wrong = next((line for line in has if line not in lacks), "")
+            if wrong:
+                raise FedbenchError(f"{name} is not what {BOARD} gives: it {what} the line {wrong[:200]!r}.")
+        if lines != given[name]:
+            raise FedbenchError(f"{name} is not what {BOARD} gives: its lines are in another order.")

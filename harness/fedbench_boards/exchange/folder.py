@@ -1,4 +1,8 @@
-"""A result folder: its runs, its board, and its manifest, which says what made it."""
+"""A result folder: its runs, its board, and its manifest, which says what made it.
+
+A run that diverged is an outcome of its values, which a board shows and results.csv has no line of. Whatever else ended
+a run, such as too little memory, says nothing of its values: a folder with such a run is refused.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,25 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import DIVERGED, FedbenchError
 from fedbench.core.files import expanded, read_bytes, replacing, spreadsheet_text
+from fedbench.core.method.hyper import declared
+from fedbench.core.scenario import Scenario
+from fedbench.core.spec import BUDGET, RunSpec, Training, stack_names
 from fedbench.core.version import __version__
+from fedbench.kinds.registry import find_method
 from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard.reading import ReadingOptions, ReadResults
+from fedbench_boards.leaderboard.results import EVALUATED
 
 _TIMINGS = "seconds"
 """Part of the names of metrics that describe how fast a machine was."""
@@ -31,17 +41,17 @@ def finals(values: Mapping[Any, Any]) -> dict[str, float]:
     }
 
 
-def differing(one: Mapping[str, float], other: Mapping[str, float]) -> Iterator[str]:
+def differing(first: Mapping[str, float], other: Mapping[str, float]) -> Iterator[str]:
     """The metrics, in order, whose values differ, or that only one of them has; NaN equals NaN."""
-    for name in sorted({*one, *other}):
-        values = one.get(name), other.get(name)
+    for name in sorted({*first, *other}):
+        values = first.get(name), other.get(name)
         if values[0] != values[1] and not all(value is not None and value != value for value in values):
             yield name
 
 
 MANIFEST = "manifest.json"
 FILES = ("results.csv", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "index.html")
-"""What a leaderboard is written as."""
+"""The files that a leaderboard is written as."""
 
 
 class _Record(BaseModel):
@@ -79,13 +89,13 @@ class Manifest(_Record):
 
     @property
     def options(self) -> ReadingOptions:
-        """How the results were read."""
+        """The options with which the results were read."""
         known = {name: value for name, value in self.reading.items() if name in ReadingOptions.__dataclass_fields__}
         return ReadingOptions(**{**known, "columns": tuple(known.get("columns", ()))})
 
 
 def environment_here() -> Environment:
-    """Of this machine."""
+    """The environment of this machine."""
     import torch
 
     # the same system on a processor with other vector instructions sums in another order
@@ -125,7 +135,7 @@ def digests(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def digest(file: Path) -> str:
-    """sha256 of the file."""
+    """The sha256 of the file as hexadecimal digits."""
     return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
@@ -133,8 +143,8 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of ``folder``; FedbenchError where it has none, or one that can't be read."""
     file = folder / MANIFEST
     try:
-        found: Mapping[str, Any] = json.loads(read_bytes(file))
-        return Manifest.model_validate(found)
+        content: Mapping[str, Any] = json.loads(read_bytes(file))
+        return Manifest.model_validate(content)
     except FileNotFoundError:
         raise FedbenchError(
             f"{str(folder)!r} has no {MANIFEST}; write it with `fedbench leaderboard --suite NAME --output FOLDER`."
@@ -159,7 +169,7 @@ _OF_BOARD = ("block", "caption", "rank", "row", "setting", "headline", "seeds", 
 
 @dataclass(frozen=True)
 class ResultFolder:
-    """What `fedbench leaderboard --output` wrote."""
+    """A folder that `fedbench leaderboard --output` wrote."""
 
     path: Path
     manifest: Manifest
@@ -167,7 +177,7 @@ class ResultFolder:
     @cached_property
     def results(self) -> pd.DataFrame:
         """A line a run, as `fedbench_boards.leaderboard.results.load_results` has them, numbers to the last bit."""
-        frame = _texts(self.path / RESULTS, _OF_RUN)
+        frame = texts(self.path / RESULTS, _OF_RUN)
         if frame.empty:
             raise FedbenchError(f"{RESULTS} of {str(self.path)!r} has no run.")
         try:
@@ -184,7 +194,7 @@ class ResultFolder:
     @cached_property
     def board(self) -> pd.DataFrame:
         """A line a row of a table, all of them texts."""
-        return _texts(self.path / BOARD, _OF_BOARD)
+        return texts(self.path / BOARD, _OF_BOARD)
 
 
 def read_folder(given: Path) -> ResultFolder:
@@ -207,13 +217,13 @@ def is_result_folder(place: str) -> bool:
 
 
 def named(line: Any) -> str:
-    """What messages call a run, or a row: setting, row and, of a run, its seed."""
+    """The name of a run or a row in messages: setting, row and, for a run, its seed."""
     title = f"{line['setting']} · {line['row']}" if line["setting"] else str(line["row"])
     return f"{title}, seed {line['seed']}" if "seed" in line else title
 
 
-def _texts(file: Path, needed: tuple[str, ...]) -> pd.DataFrame:
-    """The file, every value a text; FedbenchError where it lacks one of the columns ``needed``."""
+def texts(file: Path, needed: tuple[str, ...]) -> pd.DataFrame:
+    """The CSV ``file``, every value a text; FedbenchError where it lacks one of the columns ``needed``."""
     try:
         frame = pd.read_csv(file, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:
@@ -223,3 +233,133 @@ def _texts(file: Path, needed: tuple[str, ...]) -> pd.DataFrame:
         raise FedbenchError(f"{str(file)!r} has no column {', '.join(missing)}.")
     texts = frame.map(spreadsheet_text)
     return texts.rename(columns=lambda name: str(spreadsheet_text(name)))
+
+
+_BESIDE = ("dataset", "backbone", "method", "tune", "tuned", "seed")
+_NO_SETTINGS = ("labels", "weights")
+"""Of the row's settings: visibility of labels is the scenario's, weights are what a backbone's name meant."""
+
+
+def spec_of(line: Mapping[str, Any], plugins: tuple[Path, ...] = ()) -> RunSpec:
+    """The run of a ``line`` of results.csv, with the id that the line gives.
+
+    FedbenchError, which names the run, where recorded settings and id do not agree.
+    """
+    try:
+        spec = _built(line, plugins)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise _no_settings(line, f"{where}: {error.errors()[0]['msg']}") from None
+    except (ValueError, KeyError) as error:
+        raise _no_settings(line, str(error)) from None
+    if spec.run_id != line["run_id"]:
+        unknown = [method for method in stack_names(str(line["method"])) if not _is_known(method, plugins)]
+        hint = f"; method {unknown[0]!r} is not here, give its file with --plugin" if unknown else ""
+        raise FedbenchError(f"{named(line)}: run_id {line['run_id']} is not that of its recorded settings{hint}.")
+    return spec
+
+
+def _no_settings(line: Mapping[str, Any], why: str) -> FedbenchError:
+    return FedbenchError(f"{named(line)}: its settings are none of this version of fedbench: {why}.")
+
+
+def _built(line: Mapping[str, Any], plugins: tuple[Path, ...]) -> RunSpec:
+    own: dict[str, str] = dict(json.loads(line["row_settings"]))
+    scenario = dict(json.loads(line["scenario_settings"])) | {"labels": own["labels"]}
+    run = {name: str(line[name]) for name in _BESIDE}
+    training = {name: str(line[name]) for name in (*BUDGET, *EVALUATED)}
+    of_methods: dict[str, dict[str, str]] = {}
+    for key, text in own.items():
+        head, dot, name = key.rpartition(".")
+        if head == "training":
+            training[name] = text
+        elif dot:
+            of_methods.setdefault(head, {})[name] = text
+        elif key not in _NO_SETTINGS:
+            run[key] = text
+    return RunSpec(
+        **_fields(RunSpec, run),
+        scenario=Scenario(**_fields(Scenario, scenario)),
+        training=Training(**_fields(Training, training)),
+        params={method: _params(method, values, plugins) for method, values in of_methods.items()},
+        label=str(line["row"]).partition(" · ")[0],
+        setting=str(line["setting"]),
+        scale=str(line["scale"]),
+        published=tuple(json.loads(line.get("published") or "[]")),
+        tuning=dict(json.loads(line.get("tuning") or "{}")),
+    )
+
+
+def _fields(model: type[BaseModel], texts: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the fields of ``model``; those of no field stay texts, which the model then refuses."""
+    kinds = {name: field.annotation for name, field in model.model_fields.items()}
+    return {name: _value(text, kinds.get(name, str)) for name, text in texts.items()}
+
+
+def _params(method: str, texts: Mapping[str, str], plugins: tuple[Path, ...]) -> dict[str, Any]:
+    # of an unknown method nothing tells whether a text that looks like a number is one
+    known = declared(find_method(method, plugins).Params) if _is_known(method, plugins) else {}
+    return {name: _value(text, known[name].type if name in known else object) for name, text in texts.items()}
+
+
+def _value(text: str, kind: Any) -> Any:
+    """The value of type ``kind`` that is recorded as ``text``, see `fedbench.tracking.tags.flat_params`."""
+    checked: TypeAdapter[Any] = TypeAdapter(kind)
+    for value in _meanings(text):
+        try:
+            checked.validate_python(value)
+        except ValidationError:
+            continue
+        return value
+    return text
+
+
+def _meanings(text: str) -> Iterator[Any]:
+    if text == "none":
+        yield None
+    with suppress(ValueError):
+        yield json.loads(text)
+    yield text
+
+
+def _is_known(method: str, plugins: tuple[Path, ...]) -> bool:
+    """Whether the method is installed here, or in a plugin file."""
+    try:
+        find_method(method, plugins)
+    except FedbenchError:
+        return False
+    return True
+
+
+def diverged_runs(folder: ResultFolder) -> pd.DataFrame:
+    """A line each, as `fedbench_boards.leaderboard.results.StoredResults.failed` has them.
+
+    What such a run does not record is taken from its row's finished runs.
+
+    FedbenchError, which names the row, where a run failed otherwise or was run with other code, where none of its row
+    has finished, and where a seed has both finished and failed.
+    """
+    results = folder.results
+    metrics = [name for name in results if str(name).startswith(FINAL)]
+    lines = [line for row in folder.board.to_dict("records") for line in _of_row(row, results)]
+    frame = pd.DataFrame(lines).astype(results.dtypes) if lines else results.iloc[:0].assign(failure="")
+    return frame.drop(columns=metrics)
+
+
+def _of_row(row: dict[Any, Any], results: pd.DataFrame) -> Iterator[dict[Any, Any]]:
+    failures = json.loads(row["failures"] or "[]")
+    if not failures:
+        return
+    finished = results[results["run_id"].isin(json.loads(row["runs"]).values())]
+    for failure in failures:
+        title = f"{named(row)}: seed {failure['seed']}"
+        if failure["seed"] in set(finished["seed"]):
+            raise FedbenchError(f"{title} has finished and failed; keep one of the two runs.")
+        if not failure["reason"].startswith(DIVERGED):
+            raise FedbenchError(f"{title} failed: {failure['reason'].removesuffix('.')}; run it again.")
+        if failure["code"]:
+            raise FedbenchError(f"{title} diverged with other code ({failure['code']}) than the row's; run it again.")
+        if finished.empty:
+            raise FedbenchError(f"{title} diverged, as all of its row; there is no run to tell its values by.")
+        of_run = {name: failure[name] for name in ("seed", "run_id", "mlflow_id")}
+        yield finished.iloc[0].to_dict() | of_run | {"failure": failure["reason"]}

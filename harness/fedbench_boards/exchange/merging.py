@@ -7,8 +7,8 @@ is drawn of single rounds are those of stores alone.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +56,21 @@ Key = tuple[str, str]
 
 @dataclass
 class Merged:
-    """What became of the runs of a store."""
+    """Counts of a store's runs by what became of them."""
 
     source: str
     copied: int = 0
     skipped: int = 0
-    """Those that the target has already."""
+    """Runs that the target has already."""
     unfinished: int = 0
-    """Those that have not ended, which are left where they are."""
+    """Runs that have not ended, which are left where they are."""
 
 
 @dataclass(frozen=True)
 class _OpenStore:
     uri: str
     client: MlflowClient
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Run]
 
 
 def merge(sources: Sequence[str], into: str, tell: Callable[[str], None] = lambda _: None) -> list[Merged]:
@@ -81,12 +81,14 @@ def merge(sources: Sequence[str], into: str, tell: Callable[[str], None] = lambd
     """
     opened = [_opened(source) for source in sources]
     uri = store_uri(into)
-    target = open_store(uri, create=True)
-    assert target is not None
-    kept = [run for _, run in runs_of(target, None) if run.info.status in _ENDED]
-    _refuse_clashes(kept, opened)
-    known = _finished_first(kept)
-    return [_copy_all(source, uri, target, known, tell) for source in opened]
+    client = open_store(uri, create=True)
+    assert client is not None
+    ended = [run for _, run in runs_of(client, None) if run.info.status in _ENDED]
+    target = _OpenStore(uri, client, ended)
+    _refuse_clashes([target, *opened])
+    # of several runs of one key the status of one that finished
+    known = {_key(run): run.info.status for run in sorted(ended, key=lambda run: run.info.status == "FINISHED")}
+    return [_copy_all(source, target, known, tell) for source in opened]
 
 
 def _opened(given: str) -> _OpenStore:
@@ -105,62 +107,51 @@ def _key(run: Run) -> Key:
     return tags.run_id, tags.text("code_hash")
 
 
-def _finished_first(runs: Iterable[Run]) -> dict[Key, str]:
-    """Key -> FINISHED where any of the runs has finished, else FAILED."""
-    known: dict[Key, str] = {}
-    for run in runs:
-        if known.get(_key(run)) != "FINISHED":
-            known[_key(run)] = str(run.info.status)
-    return known
-
-
-def _refuse_clashes(kept: Sequence[Run], sources: Sequence[_OpenStore]) -> None:
+def _refuse_clashes(stores: Sequence[_OpenStore]) -> None:
     seen: dict[Key, Run] = {}
-    for run in (*kept, *(run for source in sources for run in source.runs)):
-        if run.info.status != "FINISHED":
-            continue
+    for run in (run for store in stores for run in store.runs if run.info.status == "FINISHED"):
         other = seen.setdefault(_key(run), run)
         metric = next(differing(finals(other.data.metrics), finals(run.data.metrics)), None)
         if metric is not None:
             tags = RunTags(run.data.tags)
-            one, two = (each.data.metrics.get(metric) for each in (other, run))
+            first, second = (each.data.metrics.get(metric) for each in (other, run))
             raise FedbenchError(
                 f"{run.info.run_name} (run {tags.run_id}): two stores have it by the same code with different numbers, "
-                f"{metric.removeprefix(FINAL)} {one!r} and {two!r}; delete the wrong one, in the page of `fedbench ui`."
+                f"{metric.removeprefix(FINAL)} {first!r} and {second!r}; delete the wrong one, in the page of "
+                "`fedbench ui`."
             )
 
 
-def _copy_all(
-    source: _OpenStore, uri: str, target: MlflowClient, known: dict[Key, str], tell: Callable[[str], None]
-) -> Merged:
+def _copy_all(source: _OpenStore, target: _OpenStore, known: dict[Key, str], tell: Callable[[str], None]) -> Merged:
     merged = Merged(shown(source.uri))
     parents: dict[str, str] = {}
-    for run in sorted(source.runs, key=lambda one: int(one.info.start_time)):
+    for run in sorted(source.runs, key=lambda run: int(run.info.start_time)):
         if run.info.status not in _ENDED:
             merged.unfinished += 1
         elif known.get(_key(run)) in ("FINISHED", run.info.status):
             merged.skipped += 1
         else:
-            _copy(source, run, uri, target, _parent(source, run, uri, target, parents))
+            _copy(source, run, target, _parent(source, run, target, parents))
             known[_key(run)] = run.info.status
             merged.copied += 1
             tell(str(run.info.run_name))
     return merged
 
 
-def _parent(source: _OpenStore, run: Run, uri: str, target: MlflowClient, parents: dict[str, str]) -> str:
-    """The run of the command that made ``run``, in the target; copied with its first run; "" where there is none."""
+def _parent(source: _OpenStore, run: Run, target: _OpenStore, parents: dict[str, str]) -> str:
+    """The id of the command that made ``run`` in the target, copied with its first run; "" where there is none."""
     before = run.data.tags.get(PARENT, "")
     if before and before not in parents:
         try:
-            parents[before] = _copy(source, source.client.get_run(before), uri, target, "")
+            parents[before] = _copy(source, source.client.get_run(before), target, "")
         except MlflowException:  # it was purged
             parents[before] = ""
     return parents.get(before, "")
 
 
-def _copy(source: _OpenStore, run: Run, uri: str, target: MlflowClient, parent: str) -> str:
-    """MLflow's id of the copy. The seal holds for it, since it is over what is copied."""
+def _copy(source: _OpenStore, run: Run, store: _OpenStore, parent: str) -> str:
+    """Copy a run into ``store``; MLflow's id of the copy. The seal holds for it, since it is over what is copied."""
+    target, uri = store.client, store.uri
     name = source.client.get_experiment(run.info.experiment_id).name.removeprefix(EXPERIMENT)
     tags = {key: value for key, value in run.data.tags.items() if key != PARENT}
     # whoever reads meanwhile sees a run that has not ended
@@ -281,12 +272,12 @@ def _diverged(folders: Sequence[Checked], results: pd.DataFrame) -> pd.DataFrame
 
 
 def _networks(folder: Checked) -> str:
-    """What seconds of sending were added for, see ``fedbench.leaderboard(network=...)``."""
+    """The networks for which seconds of sending were added, see ``fedbench.leaderboard(network=...)``."""
     named = [str(name).removeprefix(FINAL) for name in folder.folder.results]
     return "; ".join(name for name in named if name.startswith(ON_NETWORK)) or "none"
 
 
 def _environment(folders: Sequence[Checked]) -> Environment:
-    """That of all folders; where they differ the several, which no machine equals."""
-    found = [folder.folder.manifest.environment.model_dump() for folder in folders]
-    return Environment(**{name: ", ".join(dict.fromkeys(one[name] for one in found)) for name in found[0]})
+    """The environment of all folders; where they differ it names all of them, and no machine equals it."""
+    each = [folder.folder.manifest.environment.model_dump() for folder in folders]
+    return Environment(**{name: ", ".join(dict.fromkeys(made[name] for made in each)) for name in each[0]})

@@ -23,61 +23,25 @@ from fedbench_boards.exchange.checks import Checked
 from fedbench_boards.exchange.folder import environment_here, finals, named
 from fedbench_boards.leaderboard.results import load_runs
 
-_HASHES = {"code_hash": "code", "data_hash": "data", "weights_hash": "weights"}
-POINTS = 0.5
-
-
-@dataclass(frozen=True)
-class OtherNumber:
-    """A final metric of which the repeated run gives another number."""
-
-    metric: str
-    recorded: float
-    now: float
-
-    def __str__(self) -> str:
-        return f"{self.metric} is {self.recorded!r} in the folder and {self.now!r} now"
-
 
 @dataclass(frozen=True)
 class Verified:
-    """A run of the folder beside its repetition."""
+    """What repeating a run of the folder told, in a line."""
 
-    title: str
-    """Setting, row and seed."""
-    tolerance: float | None
-    """Points by which accuracies may differ; None: every metric is the same, or is to be, to the last bit."""
-    differs: tuple[str, ...] = ()
-    """What made it that is not as it was, so that numbers may be others."""
-    differences: tuple[OtherNumber, ...] = ()
-    failure: str = ""
-    """Why it could not be repeated."""
-    has_diverged: bool = False
-    """As in the folder."""
+    text: str
+    is_confirmed: bool
+    """Whether the folder's numbers are those of the repetition."""
     is_unsettled: bool = False
-    """It diverged on one of two platforms and ended on the other, which rounding alone may decide."""
-
-    @property
-    def is_confirmed(self) -> bool:
-        """Whether the folder's numbers are those of the repetition."""
-        return not self.differences and not self.failure
+    """Whether the run diverged on one of two platforms and ended on the other, which rounding alone may decide."""
 
     def __str__(self) -> str:
-        why = f" ({', '.join(self.differs)})" if self.differs else ""
-        if self.failure:
-            return f"{self.title}{why}: {'unsettled' if self.is_unsettled else 'not repeated'}: {self.failure}"
-        if self.differences:
-            return f"{self.title}{why}: {'; '.join(map(str, self.differences))}"
-        how = "the same to the last bit" if self.tolerance is None else f"the same within {self.tolerance:g} points"
-        if self.has_diverged:
-            how = "diverged again"
-        return f"{self.title}: {how}{why}"
+        return self.text
 
 
 def drawn(checked: Checked, share: float, seed: int) -> list[RunSpec]:
     """A random ``share`` of the runs, at least one, and all that diverged: whoever says so is rid of a seed.
 
-    In the order of their ids, so that of the folder has no part.
+    Runs are drawn in the order of their ids, so the order of the folder has no part in it.
     """
     by_id = sorted(checked.specs, key=lambda spec: spec.run_id)
     count = min(len(by_id), max(1, math.ceil(share * len(by_id))))
@@ -102,35 +66,54 @@ def verify(
         now = _results(carried, checked.suite.name)
     failures = {failed.spec.run_id: failed.reason for failed in carried.failures}
     recorded_runs = _by_id(checked.folder.results, checked.diverged)
-    elsewhere = _elsewhere(checked)
+    elsewhere = tuple(_other_machine(checked))
     for spec in chosen:
         recorded, again = recorded_runs[spec.run_id], now.get(spec.run_id)
         title = named(recorded)
         if again is None:
-            yield Verified(title, None, failure=failures.get(spec.run_id, "its row is not for its backbone"))
+            why = failures.get(spec.run_id, "its row is not for its backbone")
+            yield Verified(f"{title}: not repeated: {why}", is_confirmed=False)
             continue
-        differs = (*elsewhere, *_differing(recorded, again))
-        before, after = recorded.get("failure"), again.get("failure")
+        changes = (*elsewhere, *_other_code_or_data(recorded, again))
+        before, after = recorded.get("failure") or "", again.get("failure") or ""
         if before or after:
-            yield _ended(title, before or "", after or "", differs, is_elsewhere=bool(elsewhere))
-            continue
-        points = None
-        found = tuple(_differences(recorded, again, points, checked.headlines))
-        # elsewhere, too, all may be the same to the last bit, which is worth more
-        if found and differs:
-            points = tolerance
-            found = tuple(_differences(recorded, again, points, checked.headlines))
-        yield Verified(title, points, differs, found)
+            yield _ended(title, before, after, changes, is_elsewhere=bool(elsewhere))
+        else:
+            yield _compared(title, recorded, again, changes, tolerance, checked.headlines)
 
 
-def _ended(title: str, recorded: str, now: str, differs: tuple[str, ...], *, is_elsewhere: bool) -> Verified:
-    """A run that diverged, or that does now: with the same words or, where anything differs, in whatever round."""
-    if recorded and (now == recorded or (differs and now.startswith(DIVERGED))):
-        return Verified(title, None, differs, has_diverged=True)
-    what = f"now {now or 'it ends with a number'}; in the folder {recorded or 'it ended with a number'}"
+def _compared(
+    title: str,
+    recorded: Mapping[Any, Any],
+    now: Mapping[Any, Any],
+    changes: Sequence[str],
+    tolerance: float,
+    headlines: Collection[str],
+) -> Verified:
+    """Compare two runs that ended; ``changes`` are those of machine, code and data."""
+    why = f" ({', '.join(changes)})" if changes else ""
+    differences = list(_differences(recorded, now, None, headlines))
+    if not differences:
+        return Verified(f"{title}: the same to the last bit{why}", is_confirmed=True)
+    differences = list(_differences(recorded, now, tolerance, headlines)) if changes else differences
+    if not differences:
+        return Verified(f"{title}: the same within {tolerance:g} points{why}", is_confirmed=True)
+    return Verified(f"{title}{why}: {'; '.join(differences)}", is_confirmed=False)
+
+
+def _ended(title: str, recorded: str, now: str, changes: Sequence[str], *, is_elsewhere: bool) -> Verified:
+    """Compare the failures of two runs, of which one may have ended with a number.
+
+    A run diverges again with the same words or, where anything has changed, in whatever round.
+    """
+    why = f" ({', '.join(changes)})" if changes else ""
+    if recorded and (now == recorded or (changes and now.startswith(DIVERGED))):
+        return Verified(f"{title}: diverged again{why}", is_confirmed=True)
     # of the two one has a number; the other diverged, or failed otherwise
     is_unsettled = is_elsewhere and (recorded or now).startswith(DIVERGED) and not (recorded and now)
-    return Verified(title, None, differs, failure=what, is_unsettled=is_unsettled)
+    what = f"now {now or 'it ends with a number'}; in the folder {recorded or 'it ended with a number'}"
+    text = f"{title}{why}: {'unsettled' if is_unsettled else 'not repeated'}: {what}"
+    return Verified(text, is_confirmed=False, is_unsettled=is_unsettled)
 
 
 def _results(carried: Carried, suite: str) -> dict[str, Mapping[Any, Any]]:
@@ -142,36 +125,35 @@ def _results(carried: Carried, suite: str) -> dict[str, Mapping[Any, Any]]:
 
 
 def _by_id(finished: pd.DataFrame, failed: pd.DataFrame) -> dict[str, Mapping[Any, Any]]:
-    """A line each; those that failed have a ``failure``."""
+    """Run id -> its line; those that failed have a ``failure``."""
     return {str(line["run_id"]): line for frame in (finished, failed) for line in frame.to_dict("records")}
 
 
-def _elsewhere(checked: Checked) -> list[str]:
-    """In what this machine is not the one that the folder was written on."""
+def _other_machine(checked: Checked) -> Iterator[str]:
+    """Tell how this machine differs from the one that the folder was written on."""
     before, now = checked.folder.manifest.environment, environment_here()
-    return [
-        f"{name} {was} then, {here} now"
-        for name, was, here in (("platform", before.platform, now.platform), ("torch", before.torch, now.torch))
-        if was != here
-    ]
+    for name, was, here in (("platform", before.platform, now.platform), ("torch", before.torch, now.torch)):
+        if was != here:
+            yield f"{name} {was} then, {here} now"
 
 
-def _differing(recorded: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[str]:
-    for name, called in _HASHES.items():
-        if recorded[name] != now[name]:
-            yield f"{called} {str(recorded[name])[:8]} then, {str(now[name])[:8]} now"
+def _other_code_or_data(recorded: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[str]:
+    for name in ("code", "data", "weights"):
+        was, here = (str(run[f"{name}_hash"]) for run in (recorded, now))
+        if was != here:
+            yield f"{name} {was[:8]} then, {here[:8]} now"
 
 
 _OF_FEW = 10
-"""By so much the tolerance is wider where what a table is ranked by is of few images."""
+"""The factor by which the tolerance is wider for accuracies of few images that a table is ranked by."""
 _EXACT = ("bytes_up", "bytes_down", "megabytes")
-"""What no platform changes."""
+"""Metrics that no platform changes."""
 
 
 def _differences(
     recorded: Mapping[Any, Any], now: Mapping[Any, Any], tolerance: float | None, headlines: Collection[str]
-) -> Iterator[OtherNumber]:
-    """Of the metrics that the folder has, those that are another number now."""
+) -> Iterator[str]:
+    """A sentence on each of the folder's metrics that is another number now."""
     for name, value in finals(recorded).items():
         metric = name.removeprefix(FINAL)
         again = float(now.get(name, math.nan))
@@ -186,4 +168,4 @@ def _differences(
             is_loose = metric not in headlines and (is_of_few or "accuracy" not in metric)
             is_same = is_loose or abs(again - value) <= points
         if not is_same:
-            yield OtherNumber(metric, value, again)
+            yield f"{metric} is {value!r} in the folder and {again!r} now"

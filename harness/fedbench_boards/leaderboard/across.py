@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.wording import heading, spread
+from fedbench.core.wording import MEGA, heading
 from fedbench.kinds.measured import lower_is_better
 from fedbench.suites.files import places
 from fedbench.suites.suite import Suite
 from fedbench_boards.leaderboard.model import Board, Line, Table
 from fedbench_boards.leaderboard.own_models import ranks_own_models
 from fedbench_boards.leaderboard.rows import rounds_to_target, spent_until
-from fedbench_boards.leaderboard.tables import TextColumn, TextTable
+from fedbench_boards.leaderboard.tables import Cell, Column, TextTable, probability, scored
 from fedbench_boards.statistics import ALPHA, LOSSES, TIES, WINS, Across, Test, across, holm, interval, paired
 
 
@@ -63,31 +63,31 @@ def across_table(board: Board) -> TextTable | None:
     metric, scores = board.tables[0].headline, overall.scores.loc[rows]
     sign = -1 if lower_is_better(metric) else 1
     halves = (scores["high"] - scores["low"]) / 2
+    names = Column("row" if labels[rows[0]] == rows[0] else "method", [Cell(labels[row]) for row in rows])
+    ranks = [Cell(f"{rank:.2f}", rank) for rank in overall.mean_ranks]
+    means = [scored(sign * mean, half) for mean, half in zip(scores["mean"], halves, strict=True)]
     counts = [
-        TextColumn(name, [str(count) for count in overall.outcomes.loc[rows, name]]) for name in (WINS, TIES, LOSSES)
+        Column(
+            name,
+            [Cell(str(count), count) for count in overall.outcomes.loc[rows, name]],
+            name,
+            first="ascending" if name == LOSSES else "descending",
+        )
+        for name in (WINS, TIES, LOSSES)
     ]
     first: Line = board.tables[0].lines[0]
     return TextTable(
         caption=f"all {len(overall.ranks)} settings · {len(rows)} rows that each of them has · {_seeds(overall)}"
         + (f" · {first.backbone}" if len({line.backbone for line in board.lines}) == 1 else ""),
-        rank=TextColumn("#", [str(place) for place in range(1, len(rows) + 1)]),
-        names=(names := [TextColumn("row" if labels[rows[0]] == rows[0] else "method", [labels[row] for row in rows])]),
-        short=names,
-        letters="",
+        rank=Column("#", [Cell(str(place), place) for place in range(1, len(rows) + 1)], "rank", first="ascending"),
+        names=[names],
+        short=[names],
         scores=[
-            TextColumn("mean rank", [f"{rank:.2f}" for rank in overall.mean_ranks]),
-            TextColumn(
-                f"mean {heading(metric)}",
-                [spread(sign * mean, half) for mean, half in zip(scores["mean"], halves, strict=True)],
-            ),
+            Column("mean rank", ranks, "mean_rank", first="ascending"),
+            Column(f"mean {heading(metric)}", means, "mean"),
             *counts,
         ],
-        status=[],
-        further=[],
         notes=list(_notes(overall, metric)),
-        failures=[],
-        common={},
-        rows=[],
     )
 
 
@@ -98,9 +98,8 @@ def _seeds(overall: Across) -> str:
 
 def _notes(overall: Across, metric: str) -> list[str]:
     verdict = "ranks differ" if overall.p_value < ALPHA else "no difference is shown"
-    p = "p < 0.001" if overall.p_value < 0.001 else f"p = {overall.p_value:.2g}"
     return [
-        f"mean rank by {heading(metric)}, 1 is best; Friedman's test: {p}, {verdict}",
+        f"mean rank by {heading(metric)}, 1 is best; Friedman's test: {probability(overall.p_value)}, {verdict}",
         "settings count as independent, which neighbours on a grid, of the same data and seeds, are not",
         f"mean ranks less than {overall.critical_difference:.2f} apart are not told apart (Nemenyi, {ALPHA:g})",
         f"mean {heading(metric)}: over settings, ± half of the 95 % interval over seeds",
@@ -140,6 +139,19 @@ class Cost:
     row: str
     target: float
     bytes: float
+
+
+@dataclass(frozen=True)
+class Square:
+    """What a view of the map shows at one place."""
+
+    words: tuple[str, ...]
+    row: str = ""
+    """The row that it is about; "" where that is none, or the same everywhere."""
+    value: float = math.nan
+    """The number behind its shade; NaN for none."""
+    is_tied: bool = False
+    """Whether other rows can't be told from the one it is about."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,6 +226,47 @@ class Map:
             place: Margin(margins[place].mean, margins[place].low, margins[place].high, p)
             for place, p in zip(tested, corrected, strict=True)
         }
+
+    def leaders(self) -> dict[Place, Square]:
+        """The leader of every place and its mean."""
+        squares = {}
+        for place in self.tables:
+            first, others = self.leader(place), len(self.tied(place)) - 1
+            if first is None:
+                squares[place] = Square(("no rank",))
+                continue
+            more = (f"= {others} more",) if others else ()
+            mean = f"{first.cell(self.headline).mean:.1f}"
+            squares[place] = Square((self.labels[first.row], mean, *more), first.row, is_tied=bool(others))
+        return squares
+
+    def leads_over(self, row: str) -> dict[Place, Square]:
+        """The `margins` over ``row`` with half of their intervals."""
+        squares = {}
+        for place, margin in self.margins(row).items():
+            half = () if math.isnan(margin.low) else (f"± {(margin.high - margin.low) / 2:.1f}",)
+            words = (f"{margin.mean:+.1f}{' *' if margin.is_significant else ''}", *half)
+            squares[place] = Square(words, value=margin.mean)
+        return squares
+
+    def cheapest(self) -> dict[Place, Square]:
+        """The row that comes near the leader with the least traffic, and that traffic."""
+        squares = dict.fromkeys(self.tables, Square(("none",)))
+        for place, cost in self.costs.items():
+            words = (self.labels[cost.row], f"{cost.bytes / MEGA:.3g} MB", f"to {cost.target:.1f} %")
+            squares[place] = Square(words, cost.row)
+        return squares
+
+    def means(self, row: str) -> dict[Place, Square]:
+        """The mean and rank of ``row`` wherever it has a mean."""
+        squares = {}
+        for place in self.tables:
+            line = self.line(place, row)
+            mean = math.nan if line is None else line.cell(self.headline).mean
+            if line is not None and not math.isnan(mean):
+                rank = () if line.shown_rank is None else (f"# {line.shown_rank}",)
+                squares[place] = Square((f"{mean:.1f}", *rank), value=mean)
+        return squares
 
 
 def map_of(suite: Suite, board: Board, curves: pd.DataFrame) -> Map:

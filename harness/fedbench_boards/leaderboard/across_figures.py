@@ -6,19 +6,21 @@ Mean ranks are drawn as the critical-difference diagram of Demšar (JMLR 2006), 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from numpy.typing import NDArray
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.wording import MEGA, heading
-from fedbench_boards.leaderboard.across import MOST_AXES, NEAR, Map, Place
-from fedbench_boards.leaderboard.drawing import COLOURS
+from fedbench.core.wording import heading
+from fedbench_boards.leaderboard.across import MOST_AXES, NEAR, Map, Place, Square
+from fedbench_boards.leaderboard.drawing import CENTRED, ink, legend_below, look_of, shaded
 from fedbench_boards.statistics import Across
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def critical_differences(overall: Across, labels: Mapping[str, str]) -> Figure:
     apart = scikit_posthocs.posthoc_nemenyi_friedman(overall.ranks.rename(columns=dict(labels)).reset_index(drop=True))
     fig = Figure(figsize=(7.0, 1.1 + 0.105 * len(ranks)), layout="constrained")
     axes = fig.subplots()
-    scikit_posthocs.critical_difference_diagram(
+    drawn = scikit_posthocs.critical_difference_diagram(
         ranks,
         apart,
         ax=axes,
@@ -45,6 +47,8 @@ def critical_differences(overall: Across, labels: Mapping[str, str]) -> Figure:
         marker_props={"s": 9},
         color_palette=["#000000"] * len(ranks),
     )
+    for (bar,) in drawn["crossbars"]:  # it joins the rows of a set, which has another order in every process
+        bar.set_xdata(sorted(bar.get_xdata()))
     axes.set_title(
         f"mean rank over {len(overall.ranks)} settings; critical difference {overall.critical_difference:.2f}",
         fontsize=8,
@@ -81,49 +85,27 @@ def figures(map_: Map) -> Iterator[tuple[str, Figure]]:
 
 def winners(map_: Map) -> Figure:
     """The leader of every place by colour, hatched where others can't be told from it."""
-
-    def told(place: Place) -> tuple[str, str, bool]:
-        first, tied = map_.leader(place), map_.tied(place)
-        if first is None:
-            return "", "no rank", False
-        others = f"\n= {len(tied) - 1} more" if len(tied) > 1 else ""
-        name = map_.labels[first.row]
-        return name, f"{name}\n{first.cell(map_.headline).mean:.1f}{others}", len(tied) > 1
-
     title = f"who leads in {heading(map_.headline)}; hatched: others can't be told from it"
-    return _worded(map_, {place: told(place) for place in map_.tables}, title)
+    return _worded(map_, map_.leaders(), title)
 
 
 def costs(map_: Map) -> Figure:
     """The row that comes near the leader with the least traffic, by place, and that traffic."""
-
-    def told(place: Place) -> tuple[str, str, bool]:
-        cost = map_.costs.get(place)
-        if cost is None:
-            return "", "none", False
-        name = map_.labels[cost.row]
-        return name, f"{name}\n{cost.bytes / MEGA:.3g} MB\nto {cost.target:.1f} %", False
-
     title = f"who first reaches the leader's mean less {NEAR:g} points, in every run, and what was sent until then"
-    return _worded(map_, {place: told(place) for place in map_.tables}, title)
+    return _worded(map_, map_.cheapest(), title)
 
 
 def margins(map_: Map, row: str) -> Figure:
     """The leader's lead over ``row`` in every place, with half of the 95 % interval."""
-    measured = map_.margins(row)
-
-    def told(place: Place) -> str:
-        if place not in measured:
-            return ""
-        one = measured[place]
-        half = "" if math.isnan(one.low) else f"\n± {(one.high - one.low) / 2:.1f}"
-        return f"{one.mean:+.1f}{'*' if one.is_significant else ''}{half}"
-
-    values = {place: one.mean for place, one in measured.items()}
+    squares = map_.leads_over(row)
+    fig, axes = _figure(map_)
+    table = _table(map_, squares)
+    shaded(axes, table)
+    for place, x, y in _cells(map_):
+        if place in squares:
+            axes.text(x, y, "\n".join(squares[place].words), color=ink(table, table[y, x]), **CENTRED)
     title = f"leader minus {map_.labels[row]}, points; * p < 0.05 (paired t-test, Holm over places;\n"
     title += "that the leader was chosen by the same seeds is not corrected for)"
-    fig, axes = _figure(map_)
-    _shaded(axes, map_, values, told, "viridis")
     axes.set_title(title, fontsize=8)
     return fig
 
@@ -137,13 +119,12 @@ def methods(map_: Map) -> Figure:
     size = (1.1 + 1.35 * across, 0.5 + (0.65 + 0.16 * max(len(lines), 2)) * down)
     fig = Figure(figsize=size, layout="constrained")
     panels = fig.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()
-    means = {row: _means(map_, row) for row in rows}
-    known = [value for own in means.values() for value in own.values() if not math.isnan(value)]
+    means = {row: map_.means(row) for row in rows}
+    known = [square.value for own in means.values() for square in own.values()]
     scale = (min(known, default=0.0), max(known, default=1.0))
     image = None
     for axes, row in zip(panels, rows, strict=False):
-        table = _table(map_, means[row])
-        image = axes.imshow(table, cmap="viridis", aspect="auto", origin="lower", vmin=scale[0], vmax=scale[1])
+        image = shaded(axes, _table(map_, means[row]), vmin=scale[0], vmax=scale[1])
         axes.set_title(map_.labels[row], fontsize=6.5, pad=2)
         axes.spines[:].set_visible(False)
         axes.set_xticks(range(len(columns)), columns, fontsize=5, rotation=60)
@@ -176,16 +157,14 @@ def curves(map_: Map, axis: str) -> Figure:
                 cell = None if line is None else line.cell(map_.headline)
                 means.append(math.nan if cell is None else cell.mean)
                 spreads.append(0.0 if cell is None or math.isnan(cell.std) else cell.std)
-            look: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "marker": "os^Dv*PX"[number % 8]}
-            label = map_.labels[row]
-            axes.errorbar(range(len(values)), means, spreads, label=label, capsize=1.5, lw=1, ms=3, **look)
+            look = look_of(number) | {"markersize": 3, "linewidth": 1}
+            axes.errorbar(range(len(values)), means, spreads, label=map_.labels[row], capsize=1.5, **look)
         axes.set_xticks(range(len(values)), values, fontsize=6)
         axes.grid(alpha=0.25, linewidth=0.5)
         axes.set_title(f"{named[0]} {other}" if named else "", fontsize=7)
     panels[0].set_ylabel(f"{heading(map_.headline)} (%)", fontsize=8)
     fig.supxlabel(f"{axis} (mean ± standard deviation over seeds)", fontsize=8)
-    handles = panels[0].get_legend_handles_labels()
-    fig.legend(*handles, loc="outside lower center", ncols=4, fontsize=6, frameon=False)
+    legend_below(fig, panels[0])
     return fig
 
 
@@ -195,15 +174,12 @@ def _ends(map_: Map) -> tuple[Sequence[str], Sequence[str]]:
     return first, rest[0] if rest else ("",)
 
 
-def _table(map_: Map, values: Mapping[Place, float]) -> np.ndarray:
+def _table(map_: Map, squares: Mapping[Place, Square]) -> NDArray[np.float64]:
     columns, lines = _ends(map_)
-    two = len(map_.axes) > 1
-    return np.array([[values.get((c, r) if two else (c,), math.nan) for c in columns] for r in lines])
-
-
-def _means(map_: Map, row: str) -> dict[Place, float]:
-    lines = {place: map_.line(place, row) for place in map_.tables}
-    return {place: line.cell(map_.headline).mean for place, line in lines.items() if line is not None}
+    table = np.full((len(lines), len(columns)), math.nan)
+    for place, x, y in _cells(map_):
+        table[y, x] = squares[place].value if place in squares else math.nan
+    return table
 
 
 def _figure(map_: Map, legend: bool = False) -> tuple[Figure, Axes]:
@@ -219,24 +195,15 @@ def _figure(map_: Map, legend: bool = False) -> tuple[Figure, Axes]:
     return fig, axes
 
 
-def _shaded(axes: Axes, map_: Map, values: Mapping[Place, float], told: Callable[[Place], str], shades: str) -> None:
-    table = _table(map_, values)
-    axes.imshow(table, cmap=shades, aspect="auto", origin="lower")
-    middle = (np.nanmin(table) + np.nanmax(table)) / 2
-    for place, x, y in _cells(map_):
-        value = table[y, x]
-        axes.text(x, y, told(place), ha="center", va="center", fontsize=7, color="black" if value > middle else "white")
-
-
 def _cells(map_: Map) -> Iterator[tuple[Place, int, int]]:
     columns, lines = _ends(map_)
     for place in map_.tables:
         yield place, columns.index(place[0]), lines.index(place[1]) if len(place) > 1 else 0
 
 
-def _worded(map_: Map, told: Mapping[Place, tuple[str, str, bool]], title: str) -> Figure:
-    """Cells coloured by name, with words in them. ``told``: place -> the name, the words, whether it is hatched."""
-    counts = {name: sum(other == name for other, _, _ in told.values()) for name, _, _ in told.values() if name}
+def _worded(map_: Map, squares: Mapping[Place, Square], title: str) -> Figure:
+    """Places coloured by the row that they are about, with their words."""
+    counts = Counter(map_.labels[square.row] for square in squares.values() if square.row)
     names = sorted(counts, key=lambda name: (-counts[name], name))
     shades = {name: _shade(number) for number, name in enumerate(names)}
     fig, axes = _figure(map_, legend=True)
@@ -244,11 +211,11 @@ def _worded(map_: Map, told: Mapping[Place, tuple[str, str, bool]], title: str) 
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(-0.5, len(lines) - 0.5)
     for place, x, y in _cells(map_):
-        name, words, hatched = told[place]
-        shade, hatch = shades.get(name, "#eeeeee"), TIED if hatched else None
+        square = squares[place]
+        shade, hatch = shades.get(map_.labels.get(square.row, ""), "#eeeeee"), TIED if square.is_tied else None
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=shade, ec="white", hatch=hatch, linewidth=1.5))
         box = {"facecolor": shade, "edgecolor": "none", "pad": 1.0}
-        axes.text(x, y, words, ha="center", va="center", fontsize=6.5, bbox=box)
+        axes.text(x, y, "\n".join(square.words), bbox=box, **CENTRED | {"fontsize": 6.5})
     axes.set_title(title, fontsize=8)
     patches = [Patch(facecolor=shades[name], label=f"{name} ({counts[name]})") for name in names]
     fig.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=6.5, frameon=False)

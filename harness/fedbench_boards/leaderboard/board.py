@@ -23,6 +23,7 @@ from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard import failures
 from fedbench_boards.leaderboard.across import across_settings
 from fedbench_boards.leaderboard.model import NAN, Board, Delta, Line, Milestone, Printed, ScoreCell, Table
+from fedbench_boards.leaderboard.notes import caption
 from fedbench_boards.leaderboard.own_models import SHARED, ranks_own_models, with_global_models
 from fedbench_boards.leaderboard.published import Published, beside
 from fedbench_boards.leaderboard.results import GROUPS
@@ -44,7 +45,6 @@ from fedbench_boards.leaderboard.rows import (
     spent_until,
     times,
 )
-from fedbench_boards.leaderboard.tables import caption
 from fedbench_boards.statistics import BASELINE, NO_BASELINE, Test, interval, paired
 
 
@@ -129,13 +129,13 @@ def _narrowed(words: list[str], key: str, runs: pd.DataFrame) -> list[str]:
     return [*words, f"on {value}" if key == "backbone" else f"({value})"]
 
 
-def _alike(one: pd.DataFrame, other: pd.DataFrame, key: str) -> bool:
-    values = one[key].iloc[0], other[key].iloc[0]
+def _alike(runs: pd.DataFrame, other: pd.DataFrame, key: str) -> bool:
+    values = runs[key].iloc[0], other[key].iloc[0]
     if key == "row_settings":
         return _shared(values[0]) == _shared(values[1])
     if key == "tuned":
         # every method has a study of its own; what counts is whether there was one, where anything can be tuned
-        untunable = not int(one["trainable_parameters"].iloc[0])
+        untunable = not int(runs["trainable_parameters"].iloc[0])
         return untunable or bool(values[0]) == bool(values[1])
     return bool(values[0] == values[1])
 
@@ -287,8 +287,8 @@ def leaderboard(
         lines = compared([line for line, _ in block], ranked_by, test)
         seeds = seeds_of(shown.drop_duplicates("seed").sort_values("seed"))
         above = caption(_captioned(block), seeds, [*remarks, *_target_remark(lines, baseline, reading)])
-        place = -settings.index(setting) if setting in settings else -len(settings)
-        tables.append(((place, tried["started"].max()), Table(above, baseline, ranked_by, reading.shown, lines)))
+        order = -settings.index(setting) if setting in settings else -len(settings)
+        tables.append(((order, tried["started"].max()), Table(above, baseline, ranked_by, reading.shown, lines)))
     tables.sort(key=lambda table: table[0], reverse=True)
     return Board(tuple(table for _, table in tables))
 

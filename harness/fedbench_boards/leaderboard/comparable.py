@@ -287,8 +287,8 @@ def _number(aspect: str, printed: str, ours: str) -> Iterator[Difference]:
         yield Difference(aspect, printed, ours or "unknown")
 
 
-def _equal(one: str, other: str) -> bool:
+def _equal(first: str, other: str) -> bool:
     try:
-        return float(one) == float(other)
+        return float(first) == float(other)
     except ValueError:
         return False

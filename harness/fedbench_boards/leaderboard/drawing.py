@@ -27,6 +27,7 @@ from fedbench_boards.leaderboard.rows import label_of, scores_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,11 @@ def swept(results: pd.DataFrame, keys: Sequence[str], metric: str) -> dict[str, 
     frame = results.copy()
     settings = [settings_of(run) for _, run in frame.iterrows()]
     for key in keys:
-        known = sorted({name for one in settings for name in one})
-        if not any(key in one for one in settings):
+        known = sorted({name for run in settings for name in run})
+        if not any(key in run for run in settings):
             raise unknown_name("setting of these runs", key, known)
-        frame[f"at {key}"] = [_value(one.get(key, "")) for one in settings]
-    frame["apart"] = [json.dumps({k: v for k, v in one.items() if k not in keys}, sort_keys=True) for one in settings]
+        frame[f"at {key}"] = [_value(run.get(key, "")) for run in settings]
+    frame["apart"] = [json.dumps({k: v for k, v in run.items() if k not in keys}, sort_keys=True) for run in settings]
     at = [f"at {key}" for key in keys]
     series: dict[str, list[Point]] = {}
     for (method, _, _, _), runs in frame.groupby(["method", "backbone", "setting", "apart"], sort=False):
@@ -145,7 +146,7 @@ def lines(series: Mapping[str, Sequence[Point]], key: str, metric: str) -> Figur
         axes.set_xscale("log")
         axes.set_xticks(sorted(set(numbers)), [f"{value:g}" for value in sorted(set(numbers))])
         axes.minorticks_off()
-    for place, (name, points) in enumerate(series.items()):
+    for number, (name, points) in enumerate(series.items()):
         deviations = [0.0 if math.isnan(point.std) else point.std for point in points]
         axes.errorbar(
             [point.at[0] for point in points],
@@ -153,7 +154,7 @@ def lines(series: Mapping[str, Sequence[Point]], key: str, metric: str) -> Figur
             deviations,
             label=name,
             capsize=2,
-            **_look(place),
+            **look_of(number),
         )
         most = max(point.seeds for point in points)
         for point in points:
@@ -171,12 +172,10 @@ def grid(points: Sequence[Point], keys: Sequence[str], metric: str, name: str) -
     means = {point.at: point.mean for point in points}
     table = np.array([[means.get((column, row), math.nan) for column in columns] for row in rows])
     fig, (axes,) = figure(height=max(2.2, 0.32 * len(rows) + 1.0))
-    image = axes.imshow(table, cmap="viridis", aspect="auto", origin="lower")
-    middle = (np.nanmin(table) + np.nanmax(table)) / 2
+    image = shaded(axes, table)
     for (row, column), value in np.ndenumerate(table):
         if not math.isnan(value):
-            colour = "black" if value > middle else "white"
-            axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=7)
+            axes.text(column, row, f"{value:.1f}", color=ink(table, value), **CENTRED)
     for axis, values, key in ((axes.xaxis, columns, keys[0]), (axes.yaxis, rows, keys[1])):
         axis.set_ticks(range(len(values)), [_text(value) for value in values])
         axis.set_label_text(key)
@@ -193,15 +192,17 @@ def rounds(curves: pd.DataFrame, owners: Mapping[str, str], metrics: Sequence[st
     fig, panels = figure(len(known))
     frame = curves.assign(row=curves["mlflow_id"].map(owners)).dropna(subset=["row"])
     for axes, metric in zip(panels, known, strict=True):
-        for place, (row, of) in enumerate(frame.groupby("row", sort=False)):
+        for number, (row, of) in enumerate(frame.groupby("row", sort=False)):
             mean = of.groupby("round")[metric].mean().dropna()
             # a line of one point would not be seen
             marker = "." if len(mean) == 1 else ""
-            axes.plot(mean.index, mean.to_numpy(), label=row, linewidth=1.2, color=_look(place)["color"], marker=marker)
+            axes.plot(
+                mean.index, mean.to_numpy(), label=row, linewidth=1.2, color=look_of(number)["color"], marker=marker
+            )
         axes.set_title(_titled(metric), fontsize=8)
         axes.set_xlabel("round")
     panels[0].set_ylabel("%" if all("accuracy" in metric for metric in known) else "")
-    _legend_below(fig, panels[0])
+    legend_below(fig, panels[0])
     return fig
 
 
@@ -217,8 +218,8 @@ def layers(rows: Mapping[str, pd.DataFrame], prefix: str) -> Figure:
     ``rows``: row -> a line a run, a column a layer.
     """
     fig, (axes,) = figure()
-    for place, (row, of) in enumerate(rows.items()):
-        axes.plot(range(1, of.shape[1] + 1), of.mean().to_numpy(), label=row, **_look(place))
+    for number, (row, of) in enumerate(rows.items()):
+        axes.plot(range(1, of.shape[1] + 1), of.mean().to_numpy(), label=row, **look_of(number))
     longest = max(rows.values(), key=lambda of: of.shape[1])
     names = [str(name).removeprefix(prefix) for name in longest]
     axes.set_xticks(range(1, len(names) + 1), names, rotation=60, ha="right", fontsize=6)
@@ -238,17 +239,17 @@ def gains(rows: Mapping[str, Mapping[str, pd.Series]], base: str, metrics: Seque
         )
     fig, (axes,) = figure(height=max(2.5, 0.075 * len(others) * len(known) + 1.0))
     thickness = 0.8 / len(known)
-    for place, metric in enumerate(known):
-        at = np.arange(len(others)) + (place - (len(known) - 1) / 2) * thickness
+    for number, metric in enumerate(known):
+        at = np.arange(len(others)) + (number - (len(known) - 1) / 2) * thickness
         above = [
             (rows[name][metric] - rows[base][metric]).mean() if metric in rows[name] else math.nan for name in others
         ]
-        axes.barh(at, above, thickness, label=heading(metric), color=COLOURS[place % len(COLOURS)])
+        axes.barh(at, above, thickness, label=heading(metric), color=COLOURS[number % len(COLOURS)])
     axes.set_yticks(range(len(others)), others)
     axes.set_ylim(len(others) - 0.4, -0.6)
     axes.axvline(0, color="black", linewidth=0.6)
     _finish(axes, f"points above {base}", "", 1)
-    _legend_below(fig, axes)
+    legend_below(fig, axes)
     return fig
 
 
@@ -266,8 +267,22 @@ def style() -> AbstractContextManager[None]:
     return rc_context(_STYLE)
 
 
-def _look(place: int) -> dict[str, Any]:
-    colour, marker = COLOURS[place % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
+CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
+"""How words stand in a square of a grid."""
+
+
+def shaded(axes: Axes, table: NDArray[np.float64], **limits: Any) -> AxesImage:
+    """A grid of squares shaded by the values of ``table``, its first line below."""
+    return axes.imshow(table, cmap="viridis", aspect="auto", origin="lower", **limits)
+
+
+def ink(table: NDArray[np.float64], value: float) -> str:
+    """The colour that is read on the shade of ``value`` in a grid of ``table``."""
+    return "black" if value > (np.nanmin(table) + np.nanmax(table)) / 2 else "white"
+
+
+def look_of(number: int) -> dict[str, Any]:
+    colour, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
     return {"color": colour, "marker": marker, "markersize": 3.5, "linewidth": 1.2}
 
 
@@ -279,8 +294,10 @@ def _finish(axes: Axes, across: str, up: str, count: int) -> None:
         axes.legend(fontsize=6, frameon=False)
 
 
-def _legend_below(fig: Figure, of: Axes) -> None:
-    fig.legend(*of.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=6, frameon=False)
+def legend_below(fig: Figure, of: Axes, **look: Any) -> None:
+    """What the series of ``of`` are, below the whole figure."""
+    look = {"ncols": 4, "fontsize": 6, "frameon": False} | look
+    fig.legend(*of.get_legend_handles_labels(), loc="outside lower center", **look)
 
 
 def _text(value: float | str) -> str:
@@ -317,8 +334,7 @@ def embedding(rows: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]],
         axes.set_xticks([])
         axes.set_yticks([])
     if len(classnames) <= MOST_IN_LEGEND:
-        handles = panels[0].get_legend_handles_labels()
-        made.legend(*handles, loc="outside lower center", ncols=5, fontsize=6, frameon=False, markerscale=2)
+        legend_below(made, panels[0], ncols=5, markerscale=2)
     return made
 
 
@@ -336,10 +352,10 @@ def holdings(
     made, panels = figure(len(ways), height=max(2.5, 0.13 * len(classnames) + 1.0))
     for axes, (way, own) in zip(panels, ways.items(), strict=True):
         order = np.argsort(own[: len(held)], kind="stable")
-        for place, client in enumerate(order):
+        for position, client in enumerate(order):
             sizes = _LARGEST * np.sqrt(held[client] / held.max())
             colour = COLOURS[own[client] % len(COLOURS)]
-            axes.scatter(np.full(len(sizes), place), np.arange(len(sizes)), s=sizes, color=colour, linewidths=0)
+            axes.scatter(np.full(len(sizes), position), np.arange(len(sizes)), s=sizes, color=colour, linewidths=0)
         for edge in np.flatnonzero(np.diff(own[order])):
             axes.axvline(edge + 0.5, color="black", linewidth=0.5, linestyle=":")
         axes.set_xticks(range(len(order)), [str(client) for client in order], fontsize=5, rotation=90)

@@ -95,8 +95,8 @@ def status_of(lost: pd.DataFrame, finished: Sequence[int], codes: Iterable[str])
         )
         for line in lost[["seed", "failure", "run_id", "mlflow_id", "code_hash", "harness_hash"]].to_dict("records")
     )
-    again = [one for one in failures if one.seed in finished]
-    never = [one for one in failures if one.seed not in finished]
+    again = [failure for failure in failures if failure.seed in finished]
+    never = [failure for failure in failures if failure.seed not in finished]
     parts = [f"{len(finished)} of {len(finished) + len(never)} seeds"] if finished and never else []
     parts += [f"{_seeds(seeds)} failed: {reason}" for reason, seeds in _by_reason(never)]
     parts += [f"{_seeds(seeds)} finished and failed when run again: {reason}" for reason, seeds in _by_reason(again)]
@@ -121,7 +121,7 @@ def is_of_failed(baseline: str, runs: pd.DataFrame, failed: Mapping[str, pd.Data
 
 def reasons(failures: Iterable[Failure]) -> str:
     """The text ``failed: reason`` for a row without a number; several reasons follow one another."""
-    return "failed: " + "; ".join(dict.fromkeys(_reason(one) for one in failures))
+    return "failed: " + "; ".join(dict.fromkeys(_reason(failure) for failure in failures))
 
 
 def shortened(text: str, most: int) -> str:
@@ -166,8 +166,8 @@ def _key(runs: pd.DataFrame) -> tuple[str, ...]:
 
 def _by_reason(failures: Iterable[Failure]) -> list[tuple[str, list[int]]]:
     seeds: dict[str, list[int]] = {}
-    for one in failures:
-        seeds.setdefault(_reason(one), []).append(one.seed)
+    for failure in failures:
+        seeds.setdefault(_reason(failure), []).append(failure.seed)
     return list(seeds.items())
 
 

@@ -175,12 +175,12 @@ def _of_models(kind: str, uri: str, results: pd.DataFrame, settings: Settings) -
     recorded = {owners[run]: recorded_model(uri, run, settings) for run in map(str, first)}
     info = next(iter(recorded.values())).run.info
     if kind == "entropies":
-        values = {row: entropies(one.run, one.state) for row, one in recorded.items()}
+        values = {row: entropies(model.run, model.state) for row, model in recorded.items()}
         return drawing.entropies(values, len(info.classnames))
     if kind == "embedding":
-        planes = {row: embedded(one.run, one.state) for row, one in recorded.items()}
+        planes = {row: embedded(model.run, model.state) for row, model in recorded.items()}
         return drawing.embedding(planes, info.classnames)
-    ways = {way: own for one in recorded.values() for way, own in clusters(one.run).items()}
+    ways = {way: own for model in recorded.values() for way, own in clusters(model.run).items()}
     return drawing.holdings(info.class_counts, info.classnames, ways)
 
 

@@ -6,7 +6,6 @@ import html
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from fedbench_boards.leaderboard.across import across_table
 from fedbench_boards.leaderboard.failures import shortened
 from fedbench_boards.leaderboard.latex import to_latex
 from fedbench_boards.leaderboard.model import Board, Line, Printed, Table
-from fedbench_boards.leaderboard.tables import STATUS, TextColumn, TextTable, text_tables
+from fedbench_boards.leaderboard.rows import seeds_named
+from fedbench_boards.leaderboard.tables import STATUS, Cell, Column, TextTable, text_tables
 
 # a bracket and what would make a link of it: names have brackets of their own
 _MARKUP = re.compile(r"[\\|*`]|(?<=\])\(")
@@ -37,20 +37,18 @@ def to_markdown(board: Board) -> str:
 
 
 def _markdown_table(table: TextTable) -> str:
-    columns = [table.rank, *table.names, *table.scores, *table.further, *table.status]
-    texts = (*table.names, *table.status)
-    aligned = ["---:" if column.heading == "#" or column not in texts else "---" for column in columns]
-    lines = [[_plain(column.heading) for column in columns], aligned]
-    lines += [[_markdown_cell(column, number) for column in columns] for number in range(len(table.rank.cells))]
-    rows = ["| " + " | ".join(line) + " |" for line in lines]
+    columns = table.columns
+    aligned = ["---" if table.is_words(column) else "---:" for column in columns]
+    headings = [_plain(column.heading) for column in columns]
+    cells = (map(_markdown_cell, line) for line in table.lines)
+    rows = ["| " + " | ".join(line) + " |" for line in (headings, aligned, *cells)]
     notes = [part for note in (*table.failures, *table.notes) for part in (_plain(note), "")]
     return "\n".join([_plain(table.caption), "", *rows, "", *notes, *_settings_list(table)])
 
 
-def _markdown_cell(column: TextColumn, line: int) -> str:
-    cell = _plain(column.cells[line])
-    sign = column.sign(line)
-    return (f"**{cell}**" if column.is_best(line) else cell) + (f" {_plain(sign)}" if sign else "")
+def _markdown_cell(cell: Cell) -> str:
+    text = _plain(cell.text)
+    return (f"**{text}**" if cell.best else text) + (f" {_plain(cell.sign)}" if cell.sign else "")
 
 
 def _plain(text: str) -> str:
@@ -65,19 +63,21 @@ def _code(text: str) -> str:
     return f"{fence}{plain}{fence}" if fence == "`" else f"{fence} {plain} {fence}"
 
 
-def _settings_list(table: TextTable) -> Iterator[str]:
+def _settings_list(shown: TextTable) -> Iterator[str]:
     """The shared settings in one line, then a line per row: its seeds, own settings, and runs."""
-    if not table.rows:
+    table = shown.of
+    if table is None:
         return
-    yield f"All rows: {_assigned(table.common)}"
+    yield f"All rows: {_assigned(table.shared_settings)}"
     yield ""
-    for row in table.rows:
-        own = f": {_assigned(row.settings)}" if row.settings else ""
-        spent = _plain(", ".join(f"{key} {value}" for key, value in row.tuning.items()))
+    for name, line in zip(shown.names[0].texts, table.lines, strict=True):
+        settings = table.own_settings(line)
+        own = f": {_assigned(settings)}" if settings else ""
+        spent = _plain(", ".join(f"{key} {value}" for key, value in line.tuning.items())) if line.tuned else ""
         tuned = f"; tuned: {spent}" if spent else ""
-        runs = " ".join(_code(run) for run in row.runs)
-        ids = f"; run{'s' if len(row.runs) > 1 else ''} {runs}" if row.runs else "; failed"
-        yield f"- {_plain(row.name)}, {row.seeds}{own}{tuned}{ids}"
+        runs = " ".join(map(_code, line.runs.values()))
+        ids = f"; run{'s' if len(line.runs) > 1 else ''} {runs}" if line.runs else "; failed"
+        yield f"- {_plain(name)}, {seeds_named(line.seeds)}{own}{tuned}{ids}"
 
 
 def _assigned(settings: Mapping[str, str]) -> str:
@@ -122,6 +122,13 @@ def flat(board: Board) -> pd.DataFrame:
     return frame.astype(gaps)
 
 
+_NAMED = (
+    *("rank", "row", "label", "setting", "scale", "dataset", "scenario", "method", "backbone"),
+    *("server_data", "not_on_unseen", "tuned"),
+)
+"""Columns that are called as in a line."""
+
+
 def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
     cells = {f"{metric}_{part}": getattr(c, part) for metric, c in line.cells.items() for part in ("mean", "std")}
     delta, milestone = line.delta, line.milestone
@@ -129,18 +136,7 @@ def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
         "block": block,
         "caption": table.caption,
         "baseline": table.baseline,
-        "rank": line.rank,
-        "row": line.row,
-        "label": line.label,
-        "setting": line.setting,
-        "scale": line.scale,
-        "dataset": line.dataset,
-        "scenario": line.scenario,
-        "method": line.method,
-        "backbone": line.backbone,
-        "server_data": line.server_data,
-        "not_on_unseen": line.not_on_unseen,
-        "tuned": line.tuned,
+        **{name: getattr(line, name) for name in _NAMED},
         "tuning": _json(line.tuning),
         "headline": table.headline,
         "runs": _json(line.runs),
@@ -155,9 +151,7 @@ def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
         "delta_low": delta.low,
         "delta_high": delta.high,
         "delta_seeds": delta.seeds,
-        "p_value": delta.p_value,
-        "significance": delta.significance,
-        "test": delta.test,
+        **{name: getattr(delta, name) for name in ("p_value", "significance", "test")},
         "baseline_note": delta.note,
         "rounds_to_target_mean": milestone.rounds.mean,
         "rounds_to_target_std": milestone.rounds.std,
@@ -175,9 +169,7 @@ def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
         "shown": _json(table.shown),
         "incomplete": _json(line.incomplete),
         "p_adjusted": delta.p_adjusted,
-        "whole": line.whole,
-        "tied_rank": line.tied_rank,
-        "p_best": line.p_best,
+        **{name: getattr(line, name) for name in ("whole", "tied_rank", "p_best")},
     }
 
 
@@ -207,27 +199,23 @@ def to_html(board: Board) -> str:
 
 
 def _notebook_table(table: TextTable) -> Iterator[str]:
-    columns = [table.rank, *table.names, *table.scores, *table.further, *table.status]
-    texts = [*table.names, *table.status]
+    sides = ["left" if table.is_words(column) else "right" for column in table.columns]
     yield f"<div><small>{html.escape(table.caption)}</small></div><table><thead><tr>"
-    yield from (f"<th{_side(column, texts)}>{html.escape(column.heading)}</th>" for column in columns)
+    for column, side in zip(table.columns, sides, strict=True):
+        yield f'<th style="text-align: {side}">{html.escape(column.heading)}</th>'
     yield "</tr></thead><tbody>"
-    for line in range(len(table.rows)):
+    for line in table.lines:
         yield "<tr>"
-        yield from (f"<td{_side(column, texts)}>{_notebook_cell(column, line)}</td>" for column in columns)
+        for cell, side in zip(line, sides, strict=True):
+            yield f'<td style="text-align: {side}">{_notebook_cell(cell)}</td>'
         yield "</tr>"
     yield "</tbody></table>"
     yield from (f"<div><small>{html.escape(note)}</small></div>" for note in (*table.failures, *table.notes))
 
 
-def _side(column: TextColumn, texts: list[TextColumn]) -> str:
-    return f' style="text-align: {"left" if column in texts else "right"}"'
-
-
-def _notebook_cell(column: TextColumn, line: int) -> str:
-    text = html.escape(column.cells[line])
-    sign = html.escape(column.sign(line))
-    return (f"<b>{text}</b>" if column.is_best(line) else text) + (f" {sign}" if sign else "")
+def _notebook_cell(cell: Cell) -> str:
+    text, sign = html.escape(cell.text), html.escape(cell.sign)
+    return (f"<b>{text}</b>" if cell.best else text) + (f" {sign}" if sign else "")
 
 
 _ANY_WIDTH = 10_000
@@ -245,7 +233,7 @@ class _Terminal:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for shown in self._tables:
             layouts = list(_layouts(shown))
-            fitting = (one for one in layouts if _width(one[0], console, options) <= options.max_width)
+            fitting = (layout for layout in layouts if _width(layout[0], console, options) <= options.max_width)
             layout, notes = next(fitting, layouts[-1])
             yield Text(shown.caption, "dim")
             for table in layout:
@@ -266,7 +254,9 @@ def _layouts(shown: TextTable) -> Iterator[tuple[list[RichTable], list[str]]]:
     """Ways to show a table, each with its notes, the plainest first."""
     plain = [*(shortened(failure, _FAILURE) for failure in shown.failures), *shown.notes]
     lettered = [*plain, *([shown.letters] if shown.letters else [])]
-    status = [replace(one, cells=[shortened(cell, _REASON) for cell in one.cells]) for one in shown.status]
+    status = [
+        Column(column.heading, [Cell(shortened(text, _REASON)) for text in column.texts]) for column in shown.status
+    ]
     for names, notes in ((shown.names, plain), (shown.short, lettered)):
         yield [_terminal_table([shown.rank, *names, *shown.scores, *shown.further, *status])], notes
     for names, notes in ((shown.names, plain), (shown.short, lettered)):
@@ -274,7 +264,7 @@ def _layouts(shown: TextTable) -> Iterator[tuple[list[RichTable], list[str]]]:
         yield [_terminal_table([*first, *shown.scores, *status]), _terminal_table([*first, *shown.further])], notes
 
 
-def _terminal_table(columns: Sequence[TextColumn]) -> RichTable:
+def _terminal_table(columns: Sequence[Column]) -> RichTable:
     table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", collapse_padding=True)
     for column in columns:
         is_name = column.heading in ("row", "method")
@@ -287,18 +277,19 @@ def _terminal_table(columns: Sequence[TextColumn]) -> RichTable:
             overflow="fold",
             max_width=_REASON_WIDTH if is_status else None,
         )
-    for line in range(len(columns[0].cells)):
-        # Text, because brackets in a plain string would be read as markup
-        table.add_row(
-            *(Text(_terminal_cell(column, line), "bold" if column.is_best(line) else "") for column in columns)
-        )
+    for line in zip(*map(_terminal_cells, columns), strict=True):
+        table.add_row(*line)
     return table
 
 
-def _terminal_cell(column: TextColumn, line: int) -> str:
-    """A cell with its sign, or with room for one if other cells have it."""
-    wide = max((len(sign) for sign in column.signs), default=0)
-    return column.cells[line] + (f" {column.sign(line):<{wide}}" if wide else "")
+def _terminal_cells(column: Column) -> list[Text]:
+    """The cells, each with its sign or with room for one if other cells have it."""
+    wide = max((len(cell.sign) for cell in column.cells), default=0)
+    # Text, because brackets in a plain string would be read as markup
+    return [
+        Text(cell.text + (f" {cell.sign:<{wide}}" if wide else ""), "bold" if cell.best else "")
+        for cell in column.cells
+    ]
 
 
 def _width(layout: Sequence[RichTable], console: Console, options: ConsoleOptions) -> int:

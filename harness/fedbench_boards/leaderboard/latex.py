@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.wording import heading
 from fedbench.kinds.measured import lower_is_better
 from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard import own_models
 from fedbench_boards.leaderboard.failures import MARK
 from fedbench_boards.leaderboard.model import Board, Line, Table
+from fedbench_boards.leaderboard.notes import SIGN
 from fedbench_boards.leaderboard.rows import may_be_best
-from fedbench_boards.leaderboard.tables import SIGN, TextColumn, TextTable, text_tables
+from fedbench_boards.leaderboard.tables import Cell, Column, TextTable, text_tables
 from fedbench_boards.statistics import ALPHA, Test, holm, paired
 
 _SPECIAL = {
@@ -60,7 +60,7 @@ _ESCAPED = re.compile("|".join(re.escape(character) for character in _ESCAPES))
 
 def to_latex(board: Board) -> str:
     """Every table of the board under its caption and above what its marks mean."""
-    return HEAD + "\n".join(_environment(shown) for shown in text_tables(board))
+    return HEAD + "\n".join(map(_of_table, text_tables(board)))
 
 
 def escape(text: str) -> str:
@@ -69,60 +69,51 @@ def escape(text: str) -> str:
     return _ESCAPED.sub(lambda match: _ESCAPES[match.group()], " ".join(text.split()))
 
 
-def _environment(shown: TextTable) -> str:
+def _of_table(shown: TextTable) -> str:
     # a reason is too long for a cell
-    status = [replace(one, cells=[cell.partition(":")[0] for cell in one.cells]) for one in shown.status]
-    columns = [shown.rank, *shown.names, *shown.scores, *shown.further, *status]
-    alignment = "".join("l" if column in (*shown.names, *status) else "r" for column in columns)
-    lines = [" & ".join(cell(column, number) for column in columns) for number in range(len(shown.rows))]
+    status = [
+        Column(column.heading, [Cell(text.partition(":")[0]) for text in column.texts]) for column in shown.status
+    ]
+    shown = replace(shown, status=status)
+    alignment = "".join("l" if shown.is_words(column) else "r" for column in shown.columns)
+    lines = [
+        [escape(column.heading) for column in shown.columns],
+        r"\midrule",
+        *([latex_cell(cell) for cell in line] for line in shown.lines),
+    ]
+    rows = zip(shown.names[0].cells, shown.of.lines if shown.of else (), strict=True)
+    failures = [f"{name.sign} {name.text}: {line.status.text}".strip() for name, line in rows if line.status.text]
+    return _environment([rf"\caption{{{escape(shown.caption)}}}"], alignment, lines, [*failures, *shown.notes])
+
+
+def _environment(
+    above: Sequence[str], alignment: str, lines: Sequence[str | Sequence[str]], notes: Iterable[str]
+) -> str:
+    """A table of ``lines``, which are cells or rules; one that is wider than the text is made as small as that."""
+    body = [line if isinstance(line, str) else " & ".join(line) + r" \\" for line in lines]
     return "\n".join(
         [
             r"\begin{table}[htbp]",
             r"\centering\small",
-            rf"\caption{{{escape(shown.caption)}}}",
-            *tabular(
-                alignment,
-                [
-                    " & ".join(escape(column.heading) for column in columns) + r" \\",
-                    r"\midrule",
-                    *(rf"{line} \\" for line in lines),
-                ],
-            ),
-            *map(note, (*_failures(shown), *shown.notes)),
+            *above,
+            r"\smallskip",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+            rf"\begin{{tabular}}{{{alignment}}}",
+            r"\toprule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}}",
+            *(rf"\par\smallskip{{\footnotesize {escape(note)}\par}}" for note in notes),
             r"\end{table}",
             "",
         ]
     )
 
 
-def _failures(shown: TextTable) -> list[str]:
-    marked = [(column.sign(line), row) for column in shown.names[:1] for line, row in enumerate(shown.rows)]
-    return [f"{sign} {row.name}: {row.failure}".strip() for sign, row in marked if row.failure]
-
-
-def tabular(alignment: str, lines: Sequence[str]) -> list[str]:
-    """The ``lines`` as a tabular between rules; one that is wider than the text is made as small as that."""
-    return [
-        r"\smallskip",
-        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        rf"\begin{{tabular}}{{{alignment}}}",
-        r"\toprule",
-        *lines,
-        r"\bottomrule",
-        r"\end{tabular}}",
-    ]
-
-
-def note(text: str) -> str:
-    """A line below a table."""
-    return rf"\par\smallskip{{\footnotesize {escape(text)}\par}}"
-
-
-def cell(column: TextColumn, line: int, *, bold: bool | None = None) -> str:
-    """A cell with its sign, bold where it is the best, or where ``bold`` asks for it."""
-    text = _SIGN.sub(lambda match: f"${match.group()}$", escape(column.cells[line]))
-    is_bold = column.is_best(line) if bold is None else bold
-    return (rf"\textbf{{{text}}}" if is_bold else text) + escape(column.sign(line))
+def latex_cell(cell: Cell) -> str:
+    """The cell with its sign, bold where it is the best."""
+    text = _SIGN.sub(lambda match: f"${match.group()}$", escape(cell.text))
+    return (rf"\textbf{{{text}}}" if cell.best else text) + escape(cell.sign)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +160,7 @@ def to_paper(board: Board, results: pd.DataFrame, options: PaperOptions, test: T
     )
 
 
-_DELTA = "Δ "
-_OF_DELTA = (SIGN, f"{_DELTA.strip()}:")
+_OF_DELTA = (SIGN, "Δ:")
 _SIGNS = (*_OF_DELTA, MARK, own_models.UNTRAINED_MARK, own_models.ONE_FOR_ALL_MARK)
 
 
@@ -178,24 +168,23 @@ class _PaperPart:
     """One table of the board, by the names of its rows and columns."""
 
     def __init__(self, table: Table, shown: TextTable, results: pd.DataFrame, test: Test) -> None:
-        self.title = (table.lines[0].setting if table.lines else "") or table.lines[0].dataset
+        self.title = table.lines[0].setting or table.lines[0].dataset
         self.caption = shown.caption
-        metrics = {heading(metric): metric for metric in table.shown}
-        several = len({line.backbone for line in table.lines}) > 1
-        self.names = [line.row if several else line.label for line in table.lines]
-        self.lines = list(table.lines)
-        self._names = shown.names[0]
+        self.lines = table.lines
+        self.names = shown.names[0].texts
+        self._signs = [cell.sign for cell in shown.names[0].cells]
         self.marks = [text for text in (*shown.failures, *shown.notes) if text.startswith(_SIGNS)]
         """The lines that explain marks."""
-        self.columns: dict[str, TextColumn] = {}
-        self.bold: dict[str, list[bool]] = {}
+        self.columns: dict[str, Column] = {}
         self.usual: list[str] = []
         for column in (*shown.scores, *shown.further):
-            name = "delta" if column.heading.startswith(_DELTA) and column in shown.scores else _key(column.heading)
-            self.columns[name] = column
-            if column.heading in metrics:
-                self.bold[name] = within_noise(table.lines, metrics[column.heading], results, test)
+            name = "delta" if column.key == "delta" else column.heading.lower().replace(" ", "_")
+            bold = [False] * len(table.lines)
+            if column.key in table.shown:
+                bold = within_noise(table.lines, column.key, results, test)
                 self.usual.append(name)
+            cells = [replace(cell, best=is_best) for cell, is_best in zip(column.cells, bold, strict=True)]
+            self.columns[name] = replace(column, cells=cells)
         self.usual += ["mb"] if "mb" in self.columns else []
 
     def row(self, name: str) -> int | None:
@@ -206,12 +195,11 @@ class _PaperPart:
         """A cell in LaTeX; a dash where the table lacks row or column."""
         if row is None or column not in self.columns:
             return "--"
-        is_bold = self.bold.get(column, [False] * (row + 1))[row]
-        return cell(self.columns[column], row, bold=is_bold)
+        return latex_cell(self.columns[column].cells[row])
 
     def sign(self, row: int | None) -> str:
         """The mark behind the row's name, such as † for a row that lost seeds."""
-        return "" if row is None else self._names.sign(row)
+        return "" if row is None else self._signs[row]
 
 
 def within_noise(lines: Sequence[Line], metric: str, results: pd.DataFrame, test: Test) -> list[bool]:
@@ -243,36 +231,22 @@ def _paper_environment(parts: Sequence[_PaperPart], options: PaperOptions, label
     chosen = [[name for name in options.columns or part.usual if name in part.columns] for part in parts]
     if options.across and not options.columns:
         chosen = [names[:1] for names in chosen]
+    pairs = list(zip(parts, chosen, strict=True))
     alignment = "l" + "".join("r" * len(names) for names in chosen)
-    heads = [
-        "method",
-        *(escape(part.columns[name].heading) for part, names in zip(parts, chosen, strict=True) for name in names),
-    ]
-    above = list(_above(parts, chosen)) if options.across else []
+    heads = ["method", *(escape(part.columns[name].heading) for part, names in pairs for name in names)]
     bold = f"Bold: the best, and what a paired test over seeds does not tell from it (Holm, {ALPHA:g})."
     caption = f"{options.caption or _common(parts)}. {bold}".replace("..", ".")
-    marks = dict.fromkeys(
-        text
-        for part, names in zip(parts, chosen, strict=True)
-        for text in part.marks
-        if not text.startswith(_OF_DELTA) or "delta" in names
-    )
     short = f"[{escape(options.caption)}]" if options.caption else ""
-    return "\n".join(
-        [
-            r"\begin{table}[htbp]",
-            r"\centering\small",
-            rf"\caption{short}{{{escape(caption)}}}",
-            *([rf"\label{{{label}}}"] if label else []),
-            *tabular(
-                alignment,
-                [*above, " & ".join(heads) + r" \\", *_body(parts, chosen, options, len(alignment))],
-            ),
-            *map(note, marks),
-            r"\end{table}",
-            "",
-        ]
+    above = [rf"\caption{short}{{{escape(caption)}}}", *([rf"\label{{{label}}}"] if label else [])]
+    marks = dict.fromkeys(
+        text for part, names in pairs for text in part.marks if not text.startswith(_OF_DELTA) or "delta" in names
     )
+    lines = [*(_settings_line(pairs) if options.across else []), heads, *_body(pairs, options, len(alignment))]
+    return _environment(above, alignment, lines, marks)
+
+
+_Pairs = Sequence[tuple["_PaperPart", Sequence[str]]]
+"""Tables with the names of their columns that are chosen."""
 
 
 def _common(parts: Sequence[_PaperPart]) -> str:
@@ -281,41 +255,27 @@ def _common(parts: Sequence[_PaperPart]) -> str:
     return " · ".join(text for text in captions[0] if all(text in caption for caption in captions))
 
 
-def _above(parts: Sequence[_PaperPart], chosen: Sequence[Sequence[str]]) -> Iterator[str]:
+def _settings_line(pairs: _Pairs) -> Iterator[str | list[str]]:
     """The line of settings above their columns."""
-    yield (
-        " & ".join(
-            [
-                "",
-                *(
-                    rf"\multicolumn{{{len(names)}}}{{c}}{{{escape(part.title)}}}"
-                    for part, names in zip(parts, chosen, strict=True)
-                ),
-            ]
-        )
-        + r" \\"
-    )
+    yield ["", *(rf"\multicolumn{{{len(names)}}}{{c}}{{{escape(part.title)}}}" for part, names in pairs)]
     first = 2
     rules = []
-    for names in chosen:
+    for _, names in pairs:
         rules.append(rf"\cmidrule(lr){{{first}-{first + len(names) - 1}}}")
         first += len(names)
     yield "".join(rules)
 
 
-def _body(
-    parts: Sequence[_PaperPart], chosen: Sequence[Sequence[str]], options: PaperOptions, width: int
-) -> Iterator[str]:
+def _body(pairs: _Pairs, options: PaperOptions, width: int) -> Iterator[str | list[str]]:
+    parts = [part for part, _ in pairs]
     for title, rows in _grouped(parts, options):
         yield r"\midrule"
         if title:
-            yield rf"\multicolumn{{{width}}}{{l}}{{\emph{{{escape(title)}}}}} \\"
+            yield [rf"\multicolumn{{{width}}}{{l}}{{\emph{{{escape(title)}}}}}"]
         for name in rows:
-            cells = [
-                part.cell(column, part.row(name)) for part, names in zip(parts, chosen, strict=True) for column in names
-            ]
+            cells = [part.cell(column, part.row(name)) for part, names in pairs for column in names]
             signs = dict.fromkeys(sign for part in parts for sign in part.sign(part.row(name)))
-            yield " & ".join([escape(name + "".join(signs)), *cells]) + r" \\"
+            yield [escape(name + "".join(signs)), *cells]
 
 
 def _grouped(parts: Sequence[_PaperPart], options: PaperOptions) -> Iterator[tuple[str, list[str]]]:
@@ -349,7 +309,3 @@ def _refuse_unknown(parts: Sequence[_PaperPart], options: PaperOptions) -> None:
     for wanted in (*options.order, *(row for _, rows in options.groups for row in rows)):
         if not any(_is_called(parts, name, wanted) for name in names):
             raise unknown_name("row of these tables", wanted, known)
-
-
-def _key(text: str) -> str:
-    return text.lower().replace(" ", "_")

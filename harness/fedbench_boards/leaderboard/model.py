@@ -173,7 +173,7 @@ class Line:
     """Whether the row lost no seed that another row finished."""
 
     @property
-    def place(self) -> int | None:
+    def shown_rank(self) -> int | None:
         """The rank that tables show."""
         return self.rank if self.tied_rank is None else self.tied_rank
 

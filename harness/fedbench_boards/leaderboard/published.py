@@ -92,17 +92,17 @@ def published_folder(given: Path | None) -> Traversable:
 def published_of(suite: Suite, folder: Traversable) -> Published | None:
     """The numbers of the suite's paper; None if it names no file, or the file is neither in ``folder`` nor beside the
     suite."""
-    place = _place(suite, folder)
-    if place is None:
+    home = _home_of(suite, folder)
+    if home is None:
         return None
     name = suite.published
-    return Published(load_paper(name, place), load_published(name, place), suite.published_metrics)
+    return Published(load_paper(name, home), load_published(name, home), suite.published_metrics)
 
 
-def _place(suite: Suite, folder: Traversable) -> Traversable | None:
+def _home_of(suite: Suite, folder: Traversable) -> Traversable | None:
     """The folder of the suite's published numbers: ``folder``, else that of the suite; None if neither has the file."""
     places: list[Traversable] = [folder, *([Path(suite.file).parent] if suite.file else [])]
-    return next((place for place in places if suite.published and (place / f"{suite.published}.csv").is_file()), None)
+    return next((home for home in places if suite.published and (home / f"{suite.published}.csv").is_file()), None)
 
 
 def check_published(suite: Suite, folder: Traversable) -> None:
@@ -112,13 +112,13 @@ def check_published(suite: Suite, folder: Traversable) -> None:
     """
     if not suite.published or not folder.is_dir():
         return
-    place = _place(suite, folder)
-    if place is None:
+    home = _home_of(suite, folder)
+    if home is None:
         known = _names(folder)
         hint = f"For numbers of your own, put {suite.published}.csv beside the suite."
         unknown = unknown_name("file of published numbers", suite.published, known, hint)
         raise FedbenchError(f"{suite.place('published')}{unknown}")
-    facts = load_published(suite.published, place)
+    facts = load_published(suite.published, home)
     parts: list[Row | Setting] = [setting for scale in suite.scales.values() for setting in scale.settings]
     for part in [*parts, *suite.rows]:
         for position, key in enumerate(part.published):
@@ -148,7 +148,7 @@ def beside(published: Published, runs: pd.DataFrame, headline: str, measured: Ma
     return Printed(
         **vars(numbers.get(headline, PrintedNumber())),
         keys=tuple(json.loads(text) for text in keys),
-        metrics={name: one for name, one in numbers.items() if one.comparable},
+        metrics={name: number for name, number in numbers.items() if number.comparable},
     )
 
 
@@ -228,8 +228,8 @@ def published_notes(rows: Sequence[Line]) -> Iterator[str]:
     if not printed:
         return
     papers: dict[str, set[str]] = {}
-    for one in printed:
-        paper, _, listed = one.source.partition(" table")
+    for number in printed:
+        paper, _, listed = number.source.partition(" table")
         papers.setdefault(paper, set()).update(listed.removeprefix("s").strip().split(", "))
     sources = [
         f"{paper} table{'s' if len(listed) > 1 else ''} {', '.join(in_order(listed))}"
@@ -237,13 +237,15 @@ def published_notes(rows: Sequence[Line]) -> Iterator[str]:
         if paper
     ]
     by_aspect: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for difference in (difference for one in printed for difference in one.differences):
+    for difference in (difference for number in printed for difference in number.differences):
         theirs, ours = by_aspect.setdefault(difference.aspect, ({}, {}))
         theirs[difference.printed] = ours[difference.here] = None
     aspects = ", ".join(
         f"{name} ({' / '.join(theirs)}, here {' / '.join(ours)})" for name, (theirs, ours) in by_aspect.items()
     )
-    lacking = list(dict.fromkeys(name for one in printed if one.comparable == AS_PRINTED for name in one.not_printed))
+    lacking = list(
+        dict.fromkeys(name for number in printed if number.comparable == AS_PRINTED for name in number.not_printed)
+    )
     known = f"; ≈ comparable as far as printed, which {', '.join(lacking)} are not" if lacking else ""
     yield f"paper: {', '.join(sources)}" + (f"; ≠ not comparable, differs in {aspects}" if aspects else "") + known
     for row in rows:

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +22,7 @@ from fedbench.tracking.schema import FINAL, store_uri
 from fedbench_boards.leaderboard import failures
 from fedbench_boards.leaderboard.board import of_suite
 from fedbench_boards.leaderboard.formats import flat
-from fedbench_boards.leaderboard.model import Board, Line, Table
+from fedbench_boards.leaderboard.model import Board
 from fedbench_boards.leaderboard.published import Published, published_folder, published_of, unreadable_columns
 from fedbench_boards.leaderboard.results import StoredResults, load_curves, load_runs
 from fedbench_boards.leaderboard.rows import ON_NETWORK, PROTOCOL, label_of, named_rows
@@ -130,10 +129,8 @@ class ReadingOptions:
             "--target": [None if self.target is None else f"{self.target:g}"],
             "--test": [None if self.test == Test.t.value else self.test],
         }
-        words = [
-            word for name, values in values_of.items() for one in values if one is not None for word in (name, one)
-        ]
-        return shlex.join(["fedbench", "leaderboard", *words])
+        words = [(name, text) for name, values in values_of.items() for text in values if text is not None]
+        return shlex.join(["fedbench", "leaderboard", *(word for pair in words for word in pair)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +138,10 @@ class ReadResults:
     """Results, and the board that they make."""
 
     suite: Suite
-    """As they are read."""
+    """The suite that says how they are read."""
     stored: StoredResults
     results: pd.DataFrame
-    """Those that finished."""
+    """The runs that finished."""
     curves: pd.DataFrame
     board: Board
 
@@ -234,11 +231,11 @@ def _published(
     read: Suite, results: pd.DataFrame, folder: Path | None, tell: Callable[[str], None]
 ) -> Published | None:
     """What the suite's paper prints; None, which is told, where its file is not found."""
-    place = published_folder(folder)
-    facts = published_of(read, place)
+    source = published_folder(folder)
+    facts = published_of(read, source)
     if read.published and facts is None:
         tell(
-            f"published numbers are not shown: there is no {read.published}.csv in {place}; name its folder with "
+            f"published numbers are not shown: there is no {read.published}.csv in {source}; name its folder with "
             "--published."
         )
     unread = [] if facts is None else unreadable_columns(facts, results)
@@ -249,6 +246,11 @@ def _published(
 
 _WHERE_TOLD = ("table", "setting", "failure")
 """Columns that are left out if all their values are empty or 0."""
+_FIRST = {"block": "table"} | {name: name for name in ("setting", "rank", "tied_rank", "row")}
+_LAST = {"delta_mean": "delta"} | {name: name for name in ("delta_std", "delta_low", "delta_high")}
+_LAST |= {"p_adjusted": "p", "p_best": "p_best", "megabytes": "megabytes", "train_seconds_mean": "train_seconds"}
+_LAST |= {"seeds": "seeds", "failure": "failure"}
+"""Columns of leaderboard.csv before and behind the scores, and what the data frame calls them."""
 
 
 def leaderboard(
@@ -277,8 +279,8 @@ def leaderboard(
         test=test,
     )
     uri = store_uri(None if store is None else str(store), to_write=False)
-    place = None if published is None else Path(published)
-    return frame_of(read_board(given, uri, network=network, published=place, tell=_warn).board, full=full)
+    folder = None if published is None else Path(published)
+    return frame_of(read_board(given, uri, network=network, published=folder, tell=_warn).board, full=full)
 
 
 def frame_of(board: Board, *, full: bool = False) -> pd.DataFrame:
@@ -289,40 +291,16 @@ def frame_of(board: Board, *, full: bool = False) -> pd.DataFrame:
     ``p_best`` is how likely a row is the best. ``megabytes`` are sent both ways. With ``full`` it has the
     columns of the file leaderboard.csv instead.
     """
-    if full:
-        return flat(board)
-    frame = pd.DataFrame(
-        [_line(number, table, line) for number, table in enumerate(board.tables) for line in table.lines]
-    )
-    silent = [name for name in _WHERE_TOLD if name in frame and frame[name].nunique() < 2 and not any(frame[name])]
-    return frame.drop(columns=silent).astype({"rank": "Int64", "tied_rank": "Int64"} if len(frame) else {})
-
-
-def _line(number: int, table: Table, line: Line) -> dict[str, Any]:
-    cells = {metric: line.cell(metric) for metric in table.shown}
-    scores = {
-        f"{metric}{end}": value
-        for metric, cell in cells.items()
-        for end, value in (("", cell.mean), ("_std", cell.std))
-    }
-    return {
-        "table": number,
-        "setting": line.setting,
-        "rank": line.rank,
-        "tied_rank": line.tied_rank,
-        "row": line.row,
-        **scores,
-        "delta": line.delta.cell.mean,
-        "delta_std": line.delta.cell.std,
-        "delta_low": line.delta.low,
-        "delta_high": line.delta.high,
-        "p": line.delta.p_adjusted,
-        "p_best": line.p_best,
-        "megabytes": line.sent / MEGA,
-        "train_seconds": line.cost("train_seconds"),
-        "seeds": len(line.runs),
-        "failure": line.status.text,
-    }
+    frame = flat(board)
+    if full or frame.empty:
+        return frame
+    shown = dict.fromkeys(metric for table in board.tables for metric in table.shown)
+    scores = {f"{metric}_{part}": f"{metric}{end}" for metric in shown for part, end in (("mean", ""), ("std", "_std"))}
+    names = _FIRST | scores | _LAST
+    frame = frame.assign(megabytes=(frame["bytes_up_mean"] + frame["bytes_down_mean"]) / MEGA)
+    frame = frame[[name for name in names if name in frame]].rename(columns=names)
+    silent = [name for name in _WHERE_TOLD if frame[name].nunique() < 2 and not any(frame[name])]
+    return frame.drop(columns=silent).astype({"rank": "Int64", "tied_rank": "Int64"})
 
 
 def _warn(text: str) -> None:

@@ -25,7 +25,7 @@ from fedbench_boards.leaderboard.own_models import is_untrained, of_global_model
 _ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every", "training.own_every")
 """Parameters with a column of their own, or without influence on the final model."""
 EVALUATED = ("eval_every", "own_every")
-"""Of the training, without influence on the final model, but part of a run's identity."""
+"""Settings of the training without influence on the final model that are part of a run's identity."""
 _HASHES = ("code_hash", "data_hash", "weights_hash", "suite_hash")
 _TAGS = ("commit", *_HASHES, "method_code", "server_data", "not_on_unseen")
 _COUNTS = ("num_clients", "cohort_size", "num_train", "num_test", "trainable_parameters")
@@ -163,8 +163,8 @@ def load_measured(uri: str, suite: str | None, results: pd.DataFrame, prefix: st
     Columns are in order of their names; FedbenchError for a store that cannot be reached.
     """
     reader = open_reader(uri)
-    found = {} if reader is None else {run.info.run_id: run.data.metrics for _, run in reader.runs(suite)}
-    lines = [{k: v for k, v in found.get(run, {}).items() if k.startswith(prefix)} for run in results["mlflow_id"]]
+    measured = {} if reader is None else {run.info.run_id: run.data.metrics for _, run in reader.runs(suite)}
+    lines = [{k: v for k, v in measured.get(run, {}).items() if k.startswith(prefix)} for run in results["mlflow_id"]]
     return pd.DataFrame(lines, index=results.index).sort_index(axis=1)
 
 

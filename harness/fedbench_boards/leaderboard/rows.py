@@ -164,7 +164,7 @@ def by_version(tried: pd.DataFrame) -> pd.DataFrame:
 
 def version_of(line: Mapping[Any, Any]) -> dict[str, str]:
     """Method -> the beginning of the hash of its code."""
-    return {one["method"]: one["hash"][:_HASH_DIGITS] for one in json.loads(line["method_code"] or "[]")}
+    return {code["method"]: code["hash"][:_HASH_DIGITS] for code in json.loads(line["method_code"] or "[]")}
 
 
 def newest_version(rows: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
@@ -185,7 +185,7 @@ def remarks(runs: pd.DataFrame) -> Iterator[str]:
         yield f"seeds by another version of {', '.join(sorted(split))} are a row of their own"
     third: dict[str, None] = {}
     for text in filter(None, runs["method_code"]):
-        third |= {_named(one): None for one in json.loads(text) if "package" in one or "plugin" in one}
+        third |= {_named(code): None for code in json.loads(text) if "package" in code or "plugin" in code}
     yield from third
 
 

@@ -24,8 +24,7 @@ from fedbench.datasets.catalogue import DataCard, card_of, plain_name
 from fedbench.kinds.registry import METHOD, installed
 from fedbench.models import pretraining_of
 from fedbench.plugins.description import Description, Descriptions
-from fedbench_boards.site.collect import read_folders
-from fedbench_boards.site.model import BoardLine, BoardTable, ResultsOf
+from fedbench_boards.site.folders import BoardLine, BoardTable, ResultsOf, read_folders
 from fedbench_boards.site.text import Told, findings, in_repository, seeds_shown, slug, source_of, told, with_code
 
 
@@ -93,21 +92,8 @@ class RankedRow:
 
     @property
     def anchor(self) -> str:
-        """Anchor of the row, on the suite's page and in the folder's own."""
+        """Anchor of the row in the folder's own page."""
         return f"{self.table.anchor}-row-{self.table.entries.index(self.entry)}"
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A hyper-parameter described in words."""
-
-    name: str
-    symbol: str
-    default: str
-    bounds: str
-    searched: str
-    neutral: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -118,7 +104,8 @@ class MethodOf:
     description: Description | None
     """None if the method is not installed here, or can't be used."""
     told: Told | None
-    parameters: tuple[Parameter, ...]
+    parameters: list[dict[str, str]]
+    """The hyper-parameters in words, by `_PARAMETER`."""
     source: str
     """Path of the method's module."""
     is_ours: bool
@@ -153,7 +140,7 @@ def methods_of(folders: Sequence[ResultsOf]) -> list[MethodOf]:
                 name=name,
                 description=description,
                 told=told(description.text) if description else None,
-                parameters=_parameters(description) if description else (),
+                parameters=_parameters(description) if description else [],
                 source=source,
                 is_ours=is_ours,
                 places=tuple(places.get(name, ())),
@@ -169,13 +156,16 @@ def _described(known: Descriptions, name: str) -> Description | None:
         return None
 
 
-def _parameters(description: Description) -> tuple[Parameter, ...]:
-    return tuple(map(_parameter, description.parameters, description.searched))
+_PARAMETER = ("name", "symbol", "kind", "default", "bounds", "neutral", "source")
 
 
-def _parameter(row: Sequence[str], searched: str) -> Parameter:
-    name, symbol, _, default, bounds, neutral, source = row
-    return Parameter(name, symbol, default, bounds.partition(", tuned ")[0], searched or "no", neutral, source)
+def _parameters(description: Description) -> list[dict[str, str]]:
+    parameters = []
+    for row, searched in zip(description.parameters, description.searched, strict=True):
+        parameter = dict(zip(_PARAMETER, row, strict=True))
+        bounds = parameter["bounds"].partition(", tuned ")[0]
+        parameters.append(parameter | {"bounds": bounds, "searched": searched or "no"})
+    return parameters
 
 
 LISTING = ".fedbench-site"
@@ -237,7 +227,7 @@ class _Site:
         environment.globals.update(
             css=Markup(_shipped("site.css")), js=Markup(_shipped("site.js")), version=__version__
         )
-        environment.globals.update(slug=slug, data_name=name_of, code_link=self._code, board=self._board)
+        environment.globals.update(slug=slug, data_name=name_of, code_link=self._code, place=self._place)
         environment.filters.update(code=with_code, shown_seeds=seeds_shown)
         self._environment = environment
 
@@ -249,19 +239,22 @@ class _Site:
             elif results.page and len(results.page) <= MOST_BOARD_BYTES:
                 self._text(f"suites/{results.slug}/board.html", results.page)
                 self._boards[results.slug] = results.page
-            figures = [self._copied(results, file) for file in _drawn_once(results.figures)]
+            figures = [self._copied(results, file) for file in results.figures]
             across += [(results, name) for name in figures if Path(name).stem in ACROSS]
-            seen = {table.anchor: list(seen_in(table)) for table in results.tables}
+            seen = dict.fromkeys(sentence for table in results.tables for sentence in seen_in(table))
             told = findings(results.findings, partial(self._target, results)) if results.findings else Markup()
             # what the text shows stands there already
             rest = [name for name in figures if f'src="{quote(f"{results.slug}/{name}")}"' not in told]
-            self._page(
-                f"suites/{results.slug}.html", "suite.html.j2", one=results, findings=told, figures=rest, seen=seen
-            )
+            content = {"results": results, "findings": told, "figures": rest, "seen": list(seen)}
+            content |= {
+                "has_page": results.slug in self._boards,
+                "tables": [(results, table) for table in results.tables],
+            }
+            self._page(f"suites/{results.slug}.html", "suite.html.j2", **content)
         for method in self.methods:
-            self._page(f"methods/{method.slug}.html", "method.html.j2", one=method)
+            self._page(f"methods/{method.slug}.html", "method.html.j2", method=method)
         for data in self.data:
-            self._page(f"data/{data.slug}.html", "data.html.j2", one=data)
+            self._page(f"data/{data.slug}.html", "data.html.j2", data=data)
         entries = list(self._searched())
         self._page(
             "index.html",
@@ -305,13 +298,13 @@ class _Site:
         self.written.append(name)
         return replacing(self.folder / name, "page", _REMEDY)
 
-    def _board(self, results: ResultsOf, anchor: str = "") -> str:
-        """Path of the folder's own page from the folder of suites, at a row if the page has it; "" if there is no
-        page."""
+    def _place(self, results: ResultsOf, anchor: str = "") -> str:
+        """Path from the site's first page of a table or row in the folder's own page, else of the suite's page."""
         page = self._boards.get(results.slug, "")
-        at = f"#{anchor}" if anchor and f'id="{anchor}"' in page else ""
-        place = f"../../{quote(results.path.name)}/index.html" if self.beside else f"{results.slug}/board.html"
-        return f"{place}{at}" if page else ""
+        if not page:
+            return quote(f"suites/{results.slug}.html")
+        own = f"../{results.path.name}/index.html" if self.beside else f"suites/{results.slug}/board.html"
+        return quote(own) + (f"#{anchor}" if anchor and f'id="{anchor}"' in page else "")
 
     def _code(self, path: str) -> str:
         return f"{self.code_url.rstrip('/')}/{quote(path)}" if self.code_url and path else ""
@@ -322,22 +315,16 @@ class _Site:
             return link
         path, _, _ = unquote(link).partition("#")
         if path in ("index.html", "leaderboard.md", "leaderboard.csv"):
-            return f"#{results.tables[0].anchor}" if results.tables else ""
-        place = results.path / path
-        if place in _drawn_once(results.figures) or place in results.figures:
-            shown = next(one for one in _drawn_once(results.figures) if one.stem == place.stem)
+            return "#tables"
+        target = results.path / path
+        shown = next((file for file in results.figures if target in (file, file.with_suffix(".png"))), None)
+        if shown is not None:
             return quote(f"{results.slug}/{slug(shown.stem)}{shown.suffix}")
-        whole = Path(posixpath.normpath(place.absolute().as_posix()))
+        whole = Path(posixpath.normpath(target.absolute().as_posix()))
         other = self._pages.get((whole.parent if whole.name in ("findings.md", "index.html") else whole).resolve())
         if other is not None:
             return quote(f"{other.slug}.html")
         return self._code(in_repository(whole)) if whole.exists() else ""
-
-
-def _drawn_once(figures: tuple[Path, ...]) -> list[Path]:
-    """Each figure once: as SVG if there are both formats."""
-    drawn = {file.stem for file in figures if file.suffix == ".svg"}
-    return [file for file in figures if file.suffix == ".svg" or file.stem not in drawn]
 
 
 def _search_entry(kind: str, name: str, url: str, about: str) -> dict[str, str]:

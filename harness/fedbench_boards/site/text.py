@@ -147,7 +147,7 @@ def with_code(text: str) -> Markup:
     """A text in which what stands between backticks is code."""
     pieces = re.split(r"``?([^`]+)``?", text)
     return Markup("").join(
-        Markup("<code>{}</code>").format(piece) if place % 2 else escape(piece) for place, piece in enumerate(pieces)
+        Markup("<code>{}</code>").format(piece) if number % 2 else escape(piece) for number, piece in enumerate(pieces)
     )
 
 
@@ -177,18 +177,18 @@ def _retargeted(tokens: list[Token], target: Callable[[str], str]) -> list[Token
     closing: list[bool] = []
     for token in tokens:
         if token.type == "link_open":
-            place = target(str(token.attrGet("href") or ""))
-            closing.append(bool(place))
-            if not place:
+            url = target(str(token.attrGet("href") or ""))
+            closing.append(bool(url))
+            if not url:
                 continue
-            token.attrSet("href", place)
+            token.attrSet("href", url)
         elif token.type == "link_close" and not closing.pop():
             continue
         elif token.type == "image":
-            place = target(str(token.attrGet("src") or ""))
-            if not place:
+            url = target(str(token.attrGet("src") or ""))
+            if not url:
                 result += token.children or []
                 continue
-            token.attrSet("src", place)
+            token.attrSet("src", url)
         result.append(token)
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def write_page(
     """
     page = page_of(suite_name, description, results, board, curves, federations, command, map_)
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.filters["in_full"] = _in_full
     template = environment.from_string(_shipped("template.html.j2"))
     # the two are part of the package; autoescape would break their quotes
     html = template.render(page=page, css=Markup(_shipped("page.css")), js=Markup(_shipped("page.js")))
@@ -48,3 +50,7 @@ def write_page(
 
 def _shipped(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _in_full(value: float) -> str:
+    return "" if math.isnan(value) else repr(float(value))

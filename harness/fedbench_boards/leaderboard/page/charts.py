@@ -74,32 +74,32 @@ def by_round(series: Sequence[Series], key: str, metric: str) -> Markup | None:
 
     A row evaluated only before training (nothing is trained) is a level line, one evaluated once after it a point.
     """
-    drawn = [one for one in series if len(one.rounds)]
-    if not any(len(one.rounds) > 1 for one in drawn):
+    drawn = [row for row in series if len(row.rounds)]
+    if not any(len(row.rounds) > 1 for row in drawn):
         return None
-    table = pd.concat([one.rounds for one in drawn])
+    table = pd.concat([row.rounds for row in drawn])
     spread_ = table["std"].fillna(0.0)
     heights = [*(table["mean"] - spread_), *(table["mean"] + spread_)]
     x = draw.linear([float(r) for r in table.index], _FRAME.left, _FRAME.right, whole=True, tight=True)
     y = draw.linear([max(0.0, h) for h in heights], _FRAME.bottom, _FRAME.top)
-    described = f"{metric} in % after each evaluated round. " + ". ".join(one.summary for one in drawn)
+    described = f"{metric} in % after each evaluated round. " + ". ".join(row.summary for row in drawn)
     svg = draw.drawing(_WIDTH, _HEIGHT, key, f"{metric} by round", described, "chart")
     draw.axes(svg, _FRAME, x, y, ("round", f"{metric}, %"), lambda tick: f"{tick:g}")
-    for one in reversed(drawn):
-        _curve(svg, one, x, y)
+    for row in reversed(drawn):
+        _curve(svg, row, x, y)
     return draw.markup(svg)
 
 
-def _curve(svg: draw.Element, one: Series, x: AxisScale, y: AxisScale) -> None:
-    element = draw.group(svg, one.kind, one.style, one.summary)
-    dash = draw.DASHES[one.style // 6 % len(draw.DASHES)]
-    if len(one.rounds) == 1:
-        when, height = one.rounds.index[0], y(float(one.rounds["mean"].iloc[0]))
+def _curve(svg: draw.Element, row: Series, x: AxisScale, y: AxisScale) -> None:
+    element = draw.group(svg, row.kind, row.style, row.summary)
+    dash = draw.DASHES[row.style // 6 % len(draw.DASHES)]
+    if len(row.rounds) == 1:
+        when, height = row.rounds.index[0], y(float(row.rounds["mean"].iloc[0]))
         if when == 0:
             draw.path(element, f"M{draw.number(x.start)} {draw.number(height)}H{draw.number(x.end)}", "line", dash)
-        draw.marker(element, x(float(when)) if when else (x.start + x.end) / 2, height, one.style, one.summary)
+        draw.marker(element, x(float(when)) if when else (x.start + x.end) / 2, height, row.style, row.summary)
         return
-    shown = one.rounds.iloc[_thinned(len(one.rounds), _MOST_POINTS)]
+    shown = row.rounds.iloc[_thinned(len(row.rounds), _MOST_POINTS)]
     places = [(x(float(r)), float(m), float(s)) for r, m, s in shown[["mean", "std"]].itertuples()]
     edges = [(px, y(max(y.low, m - s)), y(m + s)) for px, m, s in places if not math.isnan(s)]
     if len(edges) > 1:
@@ -108,7 +108,7 @@ def _curve(svg: draw.Element, one: Series, x: AxisScale, y: AxisScale) -> None:
     draw.path(element, draw.polyline([(px, y(m)) for px, m, _ in places]), "line", dash)
     for position in _thinned(len(shown), _MARKS):
         px, mean, std = places[position]
-        draw.marker(element, px, y(mean), one.style, f"{one.name}, round {shown.index[position]}: {spread(mean, std)}")
+        draw.marker(element, px, y(mean), row.style, f"{row.name}, round {shown.index[position]}: {spread(mean, std)}")
 
 
 def _thinned(count: int, most: int) -> list[int]:
@@ -123,29 +123,29 @@ def against_cost(series: Sequence[Series], key: str, metric: str, less: bool = F
     If ``less`` of the metric is better, the front is below. The scale is logarithmic; rows that send nothing are at 0
     beside it. Thin lines show the way there by rounds.
     """
-    known = [one for one in series if not math.isnan(one.bytes) and not math.isnan(one.accuracy)]
-    sent = [one.bytes / MEGA for one in known if one.bytes > 0]
+    known = [row for row in series if not math.isnan(row.bytes) and not math.isnan(row.accuracy)]
+    sent = [row.bytes / MEGA for row in known if row.bytes > 0]
     if len(known) < 2 or not sent:
         return None
     free = len(sent) < len(known)
     start = _FRAME.left + (54 if free else 12)
     x = draw.logarithmic(sent, start, _FRAME.right)
-    deviations = [0.0 if math.isnan(one.spread) else one.spread for one in known]
-    heights = [one.accuracy + sign * d for one, d in zip(known, deviations, strict=True) for sign in (1, -1)]
+    deviations = [0.0 if math.isnan(row.spread) else row.spread for row in known]
+    heights = [row.accuracy + sign * d for row, d in zip(known, deviations, strict=True) for sign in (1, -1)]
     y = draw.linear([max(0.0, height) for height in heights], _FRAME.bottom, _FRAME.top)
-    front = pareto([(one.bytes, -one.accuracy if less else one.accuracy) for one in known])
+    front = pareto([(row.bytes, -row.accuracy if less else row.accuracy) for row in known])
     names = ", ".join(known[i].name for i in front)
-    described = f"Not beaten in both {metric} and MB: {names}. " + ". ".join(one.summary for one in known)
+    described = f"Not beaten in both {metric} and MB: {names}. " + ". ".join(row.summary for row in known)
     svg = draw.drawing(_WIDTH, _HEIGHT, key, f"{metric} against MB sent", described, "chart")
     draw.axes(svg, _FRAME, x, y, ("MB sent up and down by all clients, log scale", f"{metric}, %"), _plain)
     none = _FRAME.left + 22
     if free:
         draw.text(svg, none, _FRAME.bottom + 18, "0", "middle")
         draw.path(svg, f"M{none + 14} {_FRAME.bottom - 5}l6 10m0-10l6 10", "tick")
-    places = [(x(one.bytes / MEGA) if one.bytes > 0 else none, y(one.accuracy)) for one in known]
+    places = [(x(row.bytes / MEGA) if row.bytes > 0 else none, y(row.accuracy)) for row in known]
     _front(svg, [places[i] for i in front])
-    for one, place in reversed(list(zip(known, places, strict=True))):
-        _costing(svg, one, place, x, y)
+    for row, centre in reversed(list(zip(known, places, strict=True))):
+        _costing(svg, row, centre, x, y)
     _names(svg, [(known[i], places[i]) for i in front], places)
     return draw.markup(svg)
 
@@ -168,17 +168,17 @@ def _front(svg: draw.Element, places: Sequence[tuple[float, float]]) -> None:
     draw.path(draw.group(svg, "front", title="Pareto front"), f"{steps}H{draw.number(_FRAME.right)}", "frontline")
 
 
-def _costing(svg: draw.Element, one: Series, place: tuple[float, float], x: AxisScale, y: AxisScale) -> None:
-    element = draw.group(svg, one.kind, one.style, one.summary)
-    way = one.rounds[(one.rounds["bytes"] >= x.low * MEGA) & (one.rounds["mean"] >= y.low)]
+def _costing(svg: draw.Element, row: Series, centre: tuple[float, float], x: AxisScale, y: AxisScale) -> None:
+    element = draw.group(svg, row.kind, row.style, row.summary)
+    way = row.rounds[(row.rounds["bytes"] >= x.low * MEGA) & (row.rounds["mean"] >= y.low)]
     way = way.iloc[_thinned(len(way), _MOST_POINTS)] if len(way) else way
     if len(way) > 1:
         points = [(x(float(b) / MEGA), y(float(m))) for m, b in zip(way["mean"], way["bytes"], strict=True)]
-        draw.path(element, draw.polyline(points), "line way", draw.DASHES[one.style // 6 % len(draw.DASHES)])
-    if not math.isnan(one.spread):
-        low, high = (draw.number(y(max(y.low, one.accuracy + sign * one.spread))) for sign in (-1, 1))
-        draw.path(element, f"M{draw.number(place[0])} {low}V{high}", "whisker")
-    draw.marker(element, *place, one.style, one.summary)
+        draw.path(element, draw.polyline(points), "line way", draw.DASHES[row.style // 6 % len(draw.DASHES)])
+    if not math.isnan(row.spread):
+        low, high = (draw.number(y(max(y.low, row.accuracy + sign * row.spread))) for sign in (-1, 1))
+        draw.path(element, f"M{draw.number(centre[0])} {low}V{high}", "whisker")
+    draw.marker(element, *centre, row.style, row.summary)
 
 
 def _names(
@@ -186,20 +186,20 @@ def _names(
 ) -> None:
     """Names beside the points of the front, each where it covers the fewest names and points."""
     taken: list[tuple[float, float, float, float]] = [(px - 5, py - 5, px + 5, py + 5) for px, py in points]
-    for one, (px, py) in named:
-        width = 6.9 * len(one.name)
+    for row, (px, py) in named:
+        width = 6.9 * len(row.name)
         right, left = px + 9, px - 9 - width
         places = [(start, py + rise) for rise in (-9, 16, -23, 30, -37, 44) for start in (right, left)]
         boxes = [(start, base - 11, start + width, base + 3) for start, base in places]
         inside = [b for b in boxes if b[0] >= _FRAME.left and b[2] <= _WIDTH and _FRAME.top <= b[3] <= _FRAME.bottom]
         best = min(inside or boxes[:1], key=lambda box: sum(_overlap(box, other) for other in taken))
         taken.append(best)
-        draw.text(draw.group(svg, one.kind, one.style), best[0], best[3] - 3, one.name, "name")
+        draw.text(draw.group(svg, row.kind, row.style), best[0], best[3] - 3, row.name, "name")
 
 
-def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> float:
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
+def _overlap(box: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> float:
+    width = min(box[2], other[2]) - max(box[0], other[0])
+    height = min(box[3], other[3]) - max(box[1], other[1])
     return max(0.0, width) * max(0.0, height)
 
 
@@ -229,11 +229,11 @@ def bars(rows: Sequence[Bars], groups: Sequence[str], key: str, title: str) -> M
 
 
 def _groups_legend(svg: draw.Element, groups: Sequence[str]) -> None:
-    place = 2.0
+    left = 2.0
     for position, name in enumerate(groups):
-        _bar(svg, position, place, 4.0, 12.0, 12.0)
-        draw.text(svg, place + 17, 15, name)
-        place += 32 + 7.4 * len(name)
+        _bar(svg, position, left, 4.0, 12.0, 12.0)
+        draw.text(svg, left + 17, 15, name)
+        left += 32 + 7.4 * len(name)
 
 
 def _bars_of(
@@ -339,9 +339,9 @@ def _png(alpha: np.ndarray) -> str:
 
 
 def _labels(
-    svg: draw.Element, classnames: Sequence[str], clients: int, place: tuple[float, float, float, float]
+    svg: draw.Element, classnames: Sequence[str], clients: int, grid: tuple[float, float, float, float]
 ) -> None:
-    left, top, wide, high = place
+    left, top, wide, high = grid
     # every name where they have room, else every second, third ...
     for position in range(0, len(classnames), int(np.ceil(11 / wide))):
         name = classnames[position]
@@ -352,8 +352,8 @@ def _labels(
     draw.text(svg, 13, top + high * clients / 2, "client", "middle label", turned=-90)
 
 
-def _numbers(svg: draw.Element, table: np.ndarray, alpha: np.ndarray, place: tuple[float, float, float, float]) -> None:
-    left, top, wide, high = place
+def _numbers(svg: draw.Element, table: np.ndarray, alpha: np.ndarray, grid: tuple[float, float, float, float]) -> None:
+    left, top, wide, high = grid
     made = draw.group(svg, "counts")
     for client, label in np.argwhere(table > 0).tolist():
         style = "on" if alpha[client, label] > _ON_DARK else ""
@@ -366,12 +366,12 @@ def _legend(svg: draw.Element, most: int, left: float, top: float) -> None:
     marks = [10**power for power in range(len(str(most)))]
     marks = [mark for mark in marks if mark < 0.6 * most or mark == 1] + ([most] if most > 1 else [])
     draw.text(svg, left, top + 11, "samples", "small")
-    place = left + 52
+    right = left + 52
     for mark, shade in zip(marks, _opacity(np.array(marks)), strict=True):
-        box = draw.path(svg, f"M{draw.number(place)} {draw.number(top)}h16v14h-16z", "shade")
+        box = draw.path(svg, f"M{draw.number(right)} {draw.number(top)}h16v14h-16z", "shade")
         box.set("fill-opacity", f"{shade:.2f}")
-        draw.text(svg, place + 21, top + 11, f"{mark:,}", "small")
-        place += 36 + _CHARACTER * len(f"{mark:,}")
+        draw.text(svg, right + 21, top + 11, f"{mark:,}", "small")
+        right += 36 + _CHARACTER * len(f"{mark:,}")
 
 
 def _summary(table: np.ndarray, everybody: int) -> str:
