@@ -18,11 +18,11 @@ from fedbench.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from fedbench.core.errors import FedbenchError as FedbenchError
     from fedbench.core.spec import RunSpec as RunSpec
-    from fedbench.python.tuning import tune as tune
     from fedbench.workflow.federation import federation as federation
     from fedbench.workflow.results import Results as Results
     from fedbench.workflow.results import load as load
     from fedbench.workflow.running import run as run
+    from fedbench.workflow.tuning import tune as tune
     from fedbench_boards.leaderboard.reading import leaderboard as leaderboard
 
 _API = {
@@ -33,7 +33,7 @@ _API = {
     "leaderboard": "fedbench_boards.leaderboard.reading",
     "load": "fedbench.workflow.results",
     "run": "fedbench.workflow.running",
-    "tune": "fedbench.python.tuning",
+    "tune": "fedbench.workflow.tuning",
 }
 """Name -> the module that defines it."""
 

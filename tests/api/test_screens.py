@@ -9,9 +9,9 @@ import pytest
 import fedbench
 from fedbench.core.records import RunResult
 from fedbench.core.spec import RunSpec
-from fedbench.python import tuning
 from fedbench.tuning.search import TrialBegan, TrialEnded
 from fedbench.tuning.trial import Tuned
+from fedbench.workflow import tuning
 from fedbench.workflow.screens import NotebookProgress, screen_for
 from fedbench.workflow.studies import Searched
 

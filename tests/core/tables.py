@@ -1,7 +1,8 @@
-"""The tables of methods in the READMEs, made from the plugins; ``python -m tests.core.tables`` rewrites them."""
+"""Tables in the READMEs that are made from the code; ``python -m tests.core.tables`` rewrites them."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import tomllib
 from collections.abc import Callable
@@ -50,9 +51,44 @@ def by_role() -> str:
     return "\n".join(lines)
 
 
+PATH = (
+    ("cli/commands/run.py", "run", "reads the options"),
+    ("workflow/plan.py", "requested", "loads the suite and asks for its runs"),
+    ("suites/expand.py", "expand", "makes rows, settings and seeds one list of runs"),
+    ("suites/resolve.py", "resolve", "lays suite, method and command line over one another: the `RunSpec` of a run"),
+    ("workflow/execution.py", "carry_out", "skips what is stored, records the rest"),
+    ("runs/engines/engine.py", "execute", "begins runs where there is room and tells what becomes of them"),
+    ("runs/engines/worker.py", "_serve", "a worker process: carries out one run after another"),
+    ("runs/job.py", "run_rounds", "one run: prepares it, trains its rounds, writes checkpoints"),
+    ("runs/prepare.py", "_prepared", "data, federation, backbone, model, inputs"),
+    ("rounds/loop.py", "_trained_round", "one round: cohort, training, aggregation"),
+    ("rounds/exchange.py", "train_clients", "hands every client its task"),
+    ("rounds/executors/sequential.py", "train_client", "asks the method's hook `local_train`"),
+    ("toolkit/fedavg.py", "FedAvg.local_train", "the default answer, local SGD"),
+    ("toolkit/local_training.py", "local_sgd", "**the steps of SGD on one client**"),
+)
+"""File in `harness/fedbench`, function, and what it does: from the command to one step of SGD."""
+
+
+def path() -> str:
+    """A line a file, with the lines that its function takes."""
+    lines = ["| | file | lines | function | what it does |", "|---:|---|---|---|---|"]
+    for number, (file, name, what) in enumerate(PATH, 1):
+        node: ast.AST = ast.parse((ROOT / "harness" / "fedbench" / file).read_text(encoding="utf-8"))
+        for part in name.split("."):
+            bodies = (child for child in ast.iter_child_nodes(node) if getattr(child, "name", "") == part)
+            node = next(bodies)
+        assert isinstance(node, ast.FunctionDef)
+        lines.append(
+            f"| {number} | [`{file}`](fedbench/{file}) | {node.lineno}-{node.end_lineno} | `{name}` | {what} |"
+        )
+    return "\n".join(lines)
+
+
 PLACES = (
     Place(ROOT / "plugins" / "README.md", "methods by role", by_role),
     Place(ROOT / "plugins" / "README.md", "methods", table),
+    Place(ROOT / "harness" / "README.md", "path of a run", path),
 )
 
 

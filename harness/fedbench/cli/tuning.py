@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-from rich.text import Text
 
 from fedbench.core.wording import counted
 from fedbench.runs.prepare import Settings
 from fedbench.tuning.results import StudyResult
-from fedbench.tuning.search import Confirmed, TrialBegan, TrialEvent
 from fedbench.tuning.space import Dimension, defaults_of
 from fedbench.tuning.studies import Budget, Record
 from fedbench.tuning.trial import Tuned
-from fedbench.workflow.console import cell, complain, console, megabytes, resumable, say, table
+from fedbench.workflow.console import cell, complain, console, resumable, say, table
 from fedbench.workflow.selection import Place, Selection, command_line
 from fedbench.workflow.studies import Planned, search
+from fedbench.workflow.tuning import objective_text, objectives_text, seeds_text, trial_line, values_text
 from fedbench_boards.gaps import Gap
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
@@ -53,15 +50,11 @@ def _range(dimension: Dimension) -> tuple[str, str, str]:
 def budget_text(budget: Budget) -> str:
     """The budget in words."""
     further = [
-        *([f"run-off on {_seeds(budget.runoff)}"] if budget.runoff else []),
-        *([f"confirmation on {_seeds(budget.confirming)}"] if budget.confirming else []),
+        *([f"run-off on {seeds_text(budget.runoff)}"] if budget.runoff else []),
+        *([f"confirmation on {seeds_text(budget.confirming)}"] if budget.confirming else []),
     ]
-    parts = [_seeds(budget.seeds), f"pruner {budget.pruner}", f"sampler {budget.sampler}", *further]
+    parts = [seeds_text(budget.seeds), f"pruner {budget.pruner}", f"sampler {budget.sampler}", *further]
     return f"{', '.join(budget.objectives)} on {100 * budget.validation:g} % of the training data, {', '.join(parts)}"
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def carry_out(planned: Planned, settings: Settings, place: Place) -> int:
@@ -83,38 +76,6 @@ def carry_out(planned: Planned, settings: Settings, place: Place) -> int:
     if not searched.failures:
         return FINE
     return FAILED if any(failure.details for failure in searched.failures) else 2
-
-
-def trial_line(budget: Budget, event: TrialEvent) -> Text:
-    """What became of a trial."""
-    name = f"{event.row.spec.title}  trial {event.number}"
-    if isinstance(event, TrialBegan):
-        return Text(f"start   {name}  {values_text(event.values)}", "dim")
-    shown = objectives_text(budget, event.values) if event.values else event.reason.partition(":")[0][:80]
-    style = "green" if event.values else "yellow"
-    if isinstance(event, Confirmed):
-        return Text.assemble(("done  ", style), f"  {name}  {event.step} on {_seeds(event.seeds)}: {shown}")
-    word = "done  " if event.values else "pruned"
-    return Text.assemble((word, style), f"  {name}  {shown}  ({event.ended}/{event.budget})")
-
-
-def values_text(values: Mapping[str, Any]) -> str:
-    """``lr=0.013 clip2fl.beta=2``, to three digits."""
-    return " ".join(
-        f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
-    )
-
-
-def objectives_text(budget: Budget, values: Sequence[float] | None) -> str:
-    """``63.1``, ``63.1 / 1.25 MB``: accuracies in percent, bytes in MB, seconds; ``-`` where there are none."""
-    if not values:
-        return "-"
-    return " / ".join(_objective_text(metric, value) for metric, value in zip(budget.objectives, values, strict=True))
-
-
-def _objective_text(metric: str, value: float) -> str:
-    is_bytes = metric.startswith("bytes")
-    return f"{megabytes(value)} MB" if is_bytes else f"{value:.1f}" + (" s" if "seconds" in metric else "")
 
 
 def show_found(results: Sequence[StudyResult]) -> None:
@@ -162,7 +123,7 @@ def show_gaps(every: Sequence[Gap]) -> None:
     lines = table("row", "objective", *numbers, right=numbers)
     for gap in every:
         values = (gap.validation, gap.confirmation, gap.test)
-        shown = ["-" if value is None else _objective_text(gap.objective, value) for value in values]
+        shown = ["-" if value is None else objective_text(gap.objective, value) for value in values]
         lines.add_row(*map(cell, (gap.row, gap.objective, *shown, "-" if gap.gap is None else f"{gap.gap:+.1f}")))
     console().print(lines)
     say(

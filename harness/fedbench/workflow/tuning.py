@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
+from rich.text import Text
 
-from fedbench.cli.tuning import trial_line, values_text
 from fedbench.core.errors import FedbenchError
 from fedbench.core.wording import counted
 from fedbench.runs.prepare import Settings
 from fedbench.tuning.results import StudyResult
 from fedbench.tuning.search import Confirmed, TrialBegan, TrialEvent
+from fedbench.tuning.studies import Budget
 from fedbench.workflow.asking import Folder, Names, assignments, files, folders, names, numbers
-from fedbench.workflow.console import clock
+from fedbench.workflow.console import clock, megabytes
 from fedbench.workflow.screens import CellBar, Notebook, Screen, screen_for
 from fedbench.workflow.selection import Place, Selection
 from fedbench.workflow.studies import Planned, Wanted, planned, search
@@ -132,6 +133,42 @@ def _line(study: str, result: StudyResult) -> dict[str, Any]:
     counts = {state: result.states.get(state, 0) for state in ("complete", "pruned")}
     row = {"study": study, "row": result.record.title, **scores, "improved": result.improved, "trial": result.trial}
     return {**row, **counts, **result.values}
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def trial_line(budget: Budget, event: TrialEvent) -> Text:
+    """What became of a trial."""
+    name = f"{event.row.spec.title}  trial {event.number}"
+    if isinstance(event, TrialBegan):
+        return Text(f"start   {name}  {values_text(event.values)}", "dim")
+    shown = objectives_text(budget, event.values) if event.values else event.reason.partition(":")[0][:80]
+    style = "green" if event.values else "yellow"
+    if isinstance(event, Confirmed):
+        return Text.assemble(("done  ", style), f"  {name}  {event.step} on {seeds_text(event.seeds)}: {shown}")
+    word = "done  " if event.values else "pruned"
+    return Text.assemble((word, style), f"  {name}  {shown}  ({event.ended}/{event.budget})")
+
+
+def values_text(values: Mapping[str, Any]) -> str:
+    """``lr=0.013 clip2fl.beta=2``, to three digits."""
+    return " ".join(
+        f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
+    )
+
+
+def objectives_text(budget: Budget, values: Sequence[float] | None) -> str:
+    """``63.1``, ``63.1 / 1.25 MB``: accuracies in percent, bytes in MB, seconds; ``-`` where there are none."""
+    if not values:
+        return "-"
+    return " / ".join(objective_text(metric, value) for metric, value in zip(budget.objectives, values, strict=True))
+
+
+def objective_text(metric: str, value: float) -> str:
+    is_bytes = metric.startswith("bytes")
+    return f"{megabytes(value)} MB" if is_bytes else f"{value:.1f}" + (" s" if "seconds" in metric else "")
 
 
 def _text(given: Folder | None) -> str | None:

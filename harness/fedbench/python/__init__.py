@@ -1,1 +1,0 @@
-"""`fedbench.tune`; all else that `fedbench` gives Python is in `fedbench.workflow`."""
