@@ -112,7 +112,7 @@ def plugin_files(given: list[Path] | None) -> tuple[Path, ...]:
 
 
 def settings_of(data_dir: Path, cache_dir: Path, plugin: list[Path] | None) -> Settings:
-    """Where runs of a command find what they need."""
+    """The folders and plugin files that the runs of a command read."""
     from fedbench.runs.prepare import Settings
 
     return Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), plugin_files(plugin))

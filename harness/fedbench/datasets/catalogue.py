@@ -18,7 +18,7 @@ class DataCard:
     get: str
     """The archive, and where it is published."""
     layout: str
-    """Of the folder below --data-dir."""
+    """Name of the folder below --data-dir."""
     classes: int
     domains: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ def same_data(first: str, second: str) -> bool:
 
 
 def images_of(text: str) -> tuple[str, dict[str, str]]:
-    """Which images a name is of: the data set, by the first of its names, and the options that change them."""
+    """The images that a name stands for: the data set, by the first of its names, and the options that change them."""
     name, options = name_and_options(text)
     return min(alike(plain_name(name))), {key: value for key, value in options.items() if key not in _WHERE}
 

@@ -84,7 +84,7 @@ class Scan:
     checksums: tuple[int, ...]
     """CRC-32 of each file: what is read later is held against it, since most image formats hold no checksum."""
     shortest_side: int
-    """Of all images, in pixels."""
+    """The shortest side of all images, in pixels."""
 
 
 @dataclass(frozen=True, eq=False)

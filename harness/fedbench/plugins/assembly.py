@@ -138,7 +138,7 @@ class Assembly:
     owners: Mapping[str, tuple[str, ...]]
     notifications: Notifications
     keeps_lost_training: frozenset[str] = frozenset()
-    """Those methods of the run that declare it; see `fedbench.core.method.base.Method`."""
+    """The methods of the run that declare it; see `fedbench.core.method.base.Method`."""
     requires: Mapping[str, str] = field(default_factory=dict)
     """Requirement -> the method that has it, with the run's hyper-parameters."""
     provides: Mapping[str, str] = field(default_factory=dict)

@@ -55,7 +55,7 @@ class Description:
 
 
 class Descriptions:
-    """Those of the installed methods, or of these and the methods in plugin files, which are never kept."""
+    """Descriptions of the installed methods, and of methods in plugin files, which are never kept on disk."""
 
     def __init__(self, plugin_files: tuple[Path, ...] = ()) -> None:
         self._plugin_files = plugin_files

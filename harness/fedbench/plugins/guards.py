@@ -158,7 +158,7 @@ _PARTS = {
         TensorImages: "pixels",
     }.items()
 }
-"""By type, where the tensors of what a hook is handed are. Running statistics of a step are the model's to change."""
+"""Where a hook's argument holds its tensors, by type. Running statistics of a step are the model's to change."""
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:

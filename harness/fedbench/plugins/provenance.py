@@ -1,4 +1,4 @@
-"""Where a result comes from: the git commit, the code of a run by plug-in, versions of libraries. Resuming needs it.
+"""The origin of a result: the git commit, the code of a run by plug-in, versions of libraries. Resuming needs it.
 
 The code of a plug-in of fedbench's own packages is its module, what that imports of packages with plug-ins, and their
 JSON files. That of somebody else's is all of their distribution, with its version. That of a ``--plugin`` file, or of
@@ -170,7 +170,7 @@ class MethodCode:
     package: str = ""
     """The distribution it comes in; "" for those that come with fedbench, and for a plugin file."""
     version: str = ""
-    """Of the package."""
+    """Version of the package."""
     plugin: str = ""
     """Name of the ``--plugin`` file; ``object:CLASS`` of a class that a program brought."""
 
@@ -185,7 +185,7 @@ class RunCode:
     harness: str
     """Hash of fedbench's sources and of the versions that it runs on."""
     methods: tuple[MethodCode, ...] = ()
-    """Of the stack, in its order; not the defaults, which are the harness's."""
+    """Plug-ins of the stack, in its order, without the defaults, which are the harness's."""
 
     @property
     def hash(self) -> str:

@@ -32,7 +32,7 @@ _PATTERN = "round-*.safetensors"
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """Where runs keep their checkpoints, and when they write one."""
+    """The folder of checkpoints, and when a run writes one."""
 
     folder: Path
     """A run's own is in it, under its run id."""
@@ -50,7 +50,7 @@ class Checkpoint:
 
     state: RunState
     records: tuple[RoundRecord, ...]
-    """Of round 0 and all that followed: metrics, traffic, times."""
+    """Metrics, traffic and times of round 0 and all that followed."""
     predictions: Tensor | None
     """(n,) int64 on the test split, of the last evaluated round; None for a method without a global model."""
     executor: Mapping[str, str]

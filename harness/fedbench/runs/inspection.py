@@ -49,7 +49,7 @@ class Prepared:
 
     info: RunInfo
     memory: Memory | None = None
-    """Of a dry run only."""
+    """Set by a dry run only."""
     sent: int = 0
     """Trained parameters that leave the client; its private ones do not. Of a dry run only."""
     measured: Mapping[str, MeasuredMemory] = field(default_factory=dict)
@@ -244,7 +244,7 @@ class Memory:
     samples: int
     """Images in memory and tables of features."""
     step: int | None
-    """Of one client's largest local step; None where it could not be measured."""
+    """Bytes of one client's largest local step; None if it could not be measured."""
     batch: int = 0
     """Samples of that step."""
     unmeasured: str = ""
@@ -289,7 +289,7 @@ def memory_of(run: Run, frozen: Sequence[nn.Module], measured: MeasuredMemory) -
 
 
 def weight_bytes(run: Run, frozen: Sequence[nn.Module]) -> int:
-    """Of frozen modules and constants, and of all copies of what is trained that exist while a cohort trains."""
+    """Bytes of frozen modules and constants, and of all copies of trained weights that exist while a cohort trains."""
     kept = {t.data_ptr(): t for module in frozen for t in (*module.parameters(), *module.buffers())}
     still = sum(map(_size, kept.values())) + size_in_bytes(run.model.constants)
     weights, buffers = run.model.weights, run.model.buffers
@@ -307,7 +307,7 @@ def moments(training: Training) -> int:
 
 
 def sample_bytes(run: Run, table_row: int) -> int:
-    """Of the images that are held in memory, and of the tables of features with rows of ``table_row`` bytes."""
+    """Bytes of the images in memory, and of the tables of features with rows of ``table_row`` bytes."""
     server = None if run.server is None else run.server.inputs
     unseen = None if run.unseen is None else run.unseen.inputs
     tables = [source for source in (run.train, run.test, run.validation, server, unseen) if source is not None]
@@ -401,7 +401,7 @@ def _on_samples(task: ClientTask, samples: int) -> ClientTask:
 
 
 def _resident_bytes(run: Run, image: int) -> int:
-    """Of the transformed images, ``image`` bytes each, that a client keeps while it trains: where they fit."""
+    """Bytes of the transformed images, ``image`` each, that a client keeps while it trains, if they fit."""
     if not isinstance(run.train, ImageInputs):
         return 0
     kept = run.federation.shards.sizes * image

@@ -101,13 +101,13 @@ def run_rounds(
 
 
 def checkpoints_of(spec: RunSpec, data_hash: str, weights_hash: str, settings: Settings) -> Checkpoints:
-    """Where the run keeps its checkpoints; it goes on from those of the same code, data, weights and executor alone."""
+    """The run's checkpoints; it goes on from those of the same code, data, weights and executor alone."""
     code = "" if settings.checkpoints is None else settings.checkpoints.codes[spec.run_id]
     return Checkpoints(settings.checkpoints, spec.run_id, [code, data_hash, weights_hash, settings.executor])
 
 
 def _kept(states: Mapping[str, Tensors], methods: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Of the tensors by method those of ``methods``: what others keep, evaluating their model does not need."""
+    """The tensors of ``methods`` alone: evaluating a model does not need what others keep."""
     return {method: _arrays(tensors) for method, tensors in states.items() if method in methods}
 
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """Where a run finds things on this machine, and how many threads it may use; not part of the run's identity."""
+    """Folders, plugin files and threads of a run on this machine; not part of the run's identity."""
 
     data_dir: Path
     cache_dir: Path
@@ -271,7 +271,7 @@ def _refuse_ignored_settings(spec: RunSpec, assembly: Assembly, plugin_files: Se
 
 
 def _weights_hash(backbone: Backbone, model: Model) -> str:
-    """Of the backbone, and of whatever pretrained the model reads beside it."""
+    """The hash of the backbone and of all other pretrained weights that the model reads."""
     beside = [name for name in model.weights_hashes if name != backbone.weights_hash]
     if not beside:
         return backbone.weights_hash

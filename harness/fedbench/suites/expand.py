@@ -332,7 +332,7 @@ class _Grid:
 
 
 def _references(rows: Sequence[Row], suite: Suite) -> list[Row]:
-    """Of ``rows`` the baseline's; where there is none, those of the method that stands first."""
+    """The rows of the baseline; if it has none, those of the first method."""
     name = suite.baseline.partition(" · ")[0]
     baselines = [row for row in rows if name in (row.label, row.method, "+".join(row.stack))]
     return baselines or [row for row in rows if row.method == rows[0].method]
@@ -366,7 +366,7 @@ def _decided(method: str, overrides: Overrides) -> set[str]:
 
 
 def _shared(source: LayerSource, decided: Collection[str]) -> dict[str, Any]:
-    """Of a row's settings those of the run, its data and its training that nobody has ``decided``."""
+    """A row's settings of run, data and training that nobody has ``decided``."""
     shared = {}
     for key, value in source.settings.items():
         try:

@@ -23,7 +23,7 @@ from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.kinds.registry import importing, installed
 
 MOST_VALUES = 200_000
-"""Of a file, each alias counted as what it stands for; the largest suite that ships has some 2,000."""
+"""Values of a file, each alias counted as what it stands for; the largest suite that ships has some 2,000."""
 MOST_LEVELS = 40
 LONGEST_NUMBER = 256
 """Bits of a whole number; one of thousands of digits could not even be shown."""
@@ -102,7 +102,7 @@ def suite_bytes(name: str) -> tuple[bytes, str]:
 
 class _Loader(yaml.CSafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """As in the base, but what is none of its tag's (``!!int x``) is an error of YAML like any other.
+        """Construct as the base does, but what is none of its tag's (``!!int x``) is an error of YAML like any other.
 
         So is a value that PyYAML, which reads YAML 1.1, takes for another one than YAML 1.2 does.
         """

@@ -239,7 +239,7 @@ class Draft:
     scenario: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     places: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Where the settings stand that were put last, by section and name; those of a whole scenario by no name."""
+    """Origin of each setting that was put last, by section and name; those of a whole scenario by no name."""
 
     def start(self, training: LayerSource, scenario: str | dict[str, Any]) -> None:
         """The suite's own training and scenario."""
@@ -359,7 +359,7 @@ _LONGEST = 200
 
 
 def section_of(key: str, stack: Sequence[str]) -> tuple[str, str]:
-    """Where a key belongs: ("run" | "scenario" | "training" | a method, field). An unknown key is an error."""
+    """The section of a key: ("run" | "scenario" | "training" | a method, field). An unknown key is an error."""
     key = _ALIASES.get(key, key)
     head, dot, rest = key.partition(".")
     if key == "scenario":

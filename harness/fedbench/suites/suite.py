@@ -76,7 +76,7 @@ Accuracy = Annotated[str, AfterValidator(ranking_metric)]
 
 @dataclass(frozen=True)
 class PlaceInFile:
-    """Where a part of a suite stands: its file, the lines of all that is in the file, and the path to it there."""
+    """The place of a part of a suite: its file, the lines of all that is in the file, and the path to it there."""
 
     file: str
     lines: Lines
@@ -158,7 +158,7 @@ class Scale(_Part):
 
 
 class Suite(_Part):
-    """Which methods meet which scenario, with which budget and seeds."""
+    """A table of methods and scenarios, with budget and seeds."""
 
     name: Name = Field(min_length=1, description="what results are filed under")
     description: str = Field("", description="one sentence for `fedbench list suites`")
@@ -221,7 +221,7 @@ class Suite(_Part):
         return "" if self._place is None else self._place.file
 
     def seeds_of(self, scale: Scale | None) -> tuple[Seed, ...]:
-        """Of its runs at ``scale``: that scale's own, or else the suite's."""
+        """Seeds of the runs at ``scale``: the scale's own, or else the suite's."""
         return (scale.seeds if scale is not None else ()) or self.seeds
 
     def ranked_by(self, metric: str) -> Suite:
@@ -373,7 +373,7 @@ def group_of(spec: RunSpec) -> str:
 
 
 def asked_for(suite: str, specs: Iterable[RunSpec]) -> str:
-    """By what name runs of the suite are read again: its own, or what the groups of runs without a suite file share."""
+    """The name by which its runs are read again: its own, or what the groups of runs without a suite file share."""
     if suite != ADHOC:
         return suite
     return "/".join(os.path.commonprefix([group_of(spec).split("/") for spec in specs])) or ADHOC

@@ -21,7 +21,7 @@ MODEL = "model"
 """The folder of ``state.safetensors`` and ``spec.json``."""
 _STATE, SPEC = f"{MODEL}/state.safetensors", f"{MODEL}/spec.json"
 PREDICTIONS = "predictions.csv"
-"""Of every test sample the predicted class and the right one."""
+"""The predicted class and the right one of every test sample."""
 
 
 def write_artifacts(folder: Path, spec: RunSpec, info: RunInfo, result: RunResult) -> None:

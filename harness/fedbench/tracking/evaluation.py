@@ -261,7 +261,7 @@ class Elsewhere:
     """What a model answers for the test split of another data set."""
 
     title: str
-    """Of the run."""
+    """Title of the run."""
     metrics: dict[str, float]
     samples: int
     classes: int

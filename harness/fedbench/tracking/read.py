@@ -49,7 +49,7 @@ Value = tuple[str, int, str, float]
 REQUESTS = 8
 """Made at a time: a server far away answers one in the time it answers all."""
 _LISTING = "listing.json"
-"""Beside the database: the `Listing` of it."""
+"""The file of the `Listing`, beside the database."""
 _HASHES = {"data_hash": "data changed", "weights_hash": "pretrained weights changed"}
 
 
@@ -101,7 +101,7 @@ class Reader:
         return runs_of(self.client, suite)
 
     def tags(self, run: str) -> Mapping[str, str]:
-        """Of a run, or the parent of a command, by its MLflow id; none where it was purged."""
+        """Tags of a run, or of a command, by its MLflow id; none if it was purged."""
         run_as_stored = self._run(run)
         return {} if run_as_stored is None else dict(run_as_stored.data.tags)
 
@@ -146,7 +146,7 @@ class Listing:
     """What of a folder only MLflow knows."""
 
     stamp: list[int]
-    """Of the database that this was read from."""
+    """State of the database that this was read from."""
     ids: dict[str, str]
     """Suite -> MLflow's id of its experiment."""
     folders: dict[str, str]

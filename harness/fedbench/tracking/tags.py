@@ -35,7 +35,7 @@ _FACTS = (
     "server_data",
     "not_on_unseen",
 )
-"""Of `RunInfo`, written as tags."""
+"""Fields of `RunInfo` that are written as tags."""
 _NOTED = {
     "global_accuracy": "accuracy",
     "head_accuracy": "head classes",
@@ -79,7 +79,7 @@ class RunTags:
 
     @property
     def files_hash(self) -> str:
-        """Of the files of its images; those of one size have no hash beside that of the data."""
+        """Hash of its image files; data of one size have only the hash of the data."""
         return self.text("files_hash") or self.text("data_hash")
 
     @property

@@ -43,9 +43,9 @@ class StudyResult:
     """The chosen trial's, by key; with several objectives, of a trial on the Pareto front, by the first one."""
     trial: int
     best: tuple[float, ...]
-    """Of the chosen trial, by objective: means over the tuning seeds, which have chosen it."""
+    """Values of the chosen trial, by objective: means over the tuning seeds, which have chosen it."""
     defaults: tuple[float, ...] | None
-    """Of the suite's own values, likewise; None where that trial did not get to its end."""
+    """The same for the suite's own values; None if that trial did not end."""
     states: dict[str, int]
     """How many trials are complete, pruned, running or waiting."""
     improved: bool | None
@@ -53,7 +53,7 @@ class StudyResult:
     front: tuple[tuple[int, tuple[float, ...], dict[str, Any]], ...] = ()
     """Number, objectives and values of the trials that none beats in all objectives, the chosen one first."""
     confirmed: tuple[float, ...] | None = None
-    """Of the chosen trial on the confirming seeds, which have chosen nothing; None where it was not run on any."""
+    """The same for the chosen trial on the confirming seeds, which have chosen nothing; None if it ran on none."""
 
     @property
     def spent(self) -> int:
@@ -115,7 +115,7 @@ def chosen(study: optuna.Study) -> FrozenTrial | None:
 
 
 def _means(study: optuna.Study, best: list[FrozenTrial]) -> dict[int, float] | None:
-    """By trial the mean of the first objective over tuning and run-off seeds, as a cost; infinite for one that failed.
+    """Mean of the first objective over tuning and run-off seeds by trial, as a cost; infinite for a trial that failed.
 
     None as long as the run-off is not over, and where all failed or there is none.
     """

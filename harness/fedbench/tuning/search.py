@@ -56,7 +56,7 @@ class TrialEnded:
     row: Tuned
     number: int
     values: tuple[float, ...]
-    """Of the objectives; empty for a trial that was pruned, for the ``reason`` given."""
+    """Values of the objectives; empty for a trial that was pruned, for the ``reason`` given."""
     reason: str
     ended: int
     """Trials of the study that are over, of ``budget``."""
@@ -72,7 +72,7 @@ class Confirmed:
     step: str
     seeds: tuple[int, ...]
     values: tuple[float, ...]
-    """Of the objectives, means over ``seeds``; empty for values that do not work there, for the ``reason`` given."""
+    """Means of the objectives over ``seeds``; empty for values that do not work there, for the ``reason`` given."""
     reason: str = ""
 
 
@@ -136,9 +136,9 @@ class _UnderWay:
     """What a trial of the second study is for."""
     specs: Sequence[RunSpec] = ()
     waiting: list[RunSpec] = field(default_factory=list)
-    """Those that have not begun."""
+    """Runs that have not begun."""
     summaries: dict[str, Mapping[str, float]] = field(default_factory=dict)
-    """Of those that are over, by run id."""
+    """Results of runs that are over, by run id."""
     began: float = field(default_factory=time.monotonic)
 
     def begin(self, values: Mapping[str, Any]) -> None:

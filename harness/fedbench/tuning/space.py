@@ -27,7 +27,7 @@ class Dimension:
     """One searched setting: ``low`` to ``high`` (``log`` scale, ``whole`` numbers), or one of ``choices``."""
 
     key: str
-    """As in --set: ``lr``, ``fedprox.mu``."""
+    """The name as in --set: ``lr``, ``fedprox.mu``."""
     symbol: str
     low: float = 0.0
     high: float = 0.0

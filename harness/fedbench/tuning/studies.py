@@ -71,7 +71,7 @@ class Record:
     """What is written down with a study."""
 
     name: str
-    """Of the tuning, which may hold several studies."""
+    """Name of the tuning, which may hold several studies."""
     suite: str
     scale: str
     setting: str
@@ -89,7 +89,7 @@ class Record:
     """What makes the study again."""
     versions: dict[str, str] = field(default_factory=dict)
     method_code: str = ""
-    """Of each method of the row whose code it is, as JSON."""
+    """Code hash of each method of the row, as JSON."""
 
     @property
     def study_name(self) -> str:

@@ -56,7 +56,7 @@ class TrialReports:
         self._objectives = [Objective(metric) for metric in budget.objectives]
         self._by_seed: dict[int, dict[int, Mapping[str, float]]] = {}
         self._last = dict.fromkeys(budget.seeds, -1)
-        """By seed the newest round."""
+        """The newest round by seed."""
         self._failed: dict[int, str] = {}
         self.by_round: dict[int, dict[str, float]] = {}
         """The means, for whoever records the trial."""

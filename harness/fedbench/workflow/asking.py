@@ -69,7 +69,7 @@ def files(given: Folder | Iterable[Folder] | None) -> tuple[Path, ...]:
 
 
 def folders(data_dir: Folder | None, cache_dir: Folder | None) -> tuple[Path, Path]:
-    """Of data and of caches; by default the command line's."""
+    """The folders of data and of caches; by default the command line's."""
     data = data_dir or os.environ.get("FEDBENCH_DATA") or DATA_DIR
     cache = cache_dir or os.environ.get("FEDBENCH_CACHE") or CACHE_DIR
     return expanded(Path(data), "data_dir"), expanded(Path(cache), "cache_dir")

@@ -60,13 +60,13 @@ class Carried:
     """What became of runs that were asked for."""
 
     uri: str
-    """Of the store."""
+    """URI of the store."""
     specs: tuple[RunSpec, ...]
     """All of them, but for rows that their backbone is not for."""
     skipped: int
-    """Those that the store had."""
+    """Number of runs that the store had."""
     done: int = 0
-    """Those carried out."""
+    """Number of runs carried out."""
     failures: tuple[RunFailed, ...] = ()
     stopped: KeyboardInterrupt | Exception | None = None
     """What ended it early, where it was not a failure and ``fail_fast``."""
@@ -320,7 +320,7 @@ def _standing(row: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]]) -> 
 
 
 def say_resumed(pending: Sequence[RunSpec], origins: Mapping[str, Origin], settings: Settings, screen: Screen) -> None:
-    """Which runs go on from a checkpoint."""
+    """Say which runs go on from a checkpoint."""
     for spec in pending:
         origin = origins.get(spec.run_id)
         if origin is None:  # its row could not be planned: it will fail, and has no checkpoint

@@ -29,7 +29,7 @@ from fedbench.plugins.provenance import digest_of_code
 
 Network = nn.Module | type[nn.Module] | Callable[[], nn.Module]
 _DIGITS = 8
-"""Of a hash, in a name."""
+"""Digits of a hash in a name."""
 _SIDE = 32
 """Pixels of the images that a network is tried on where the data set's size is not known."""
 
@@ -39,7 +39,7 @@ class OwnObjects:
     """What a program brings to one call."""
 
     plugins: dict[tuple[str, str], type] = field(default_factory=dict)
-    """By kind and name, as `fedbench.kinds.registry` takes them."""
+    """The plug-ins by kind and name, as `fedbench.kinds.registry` takes them."""
 
     def methods(self, given: Sequence[str | type]) -> tuple[str, ...]:
         """The names of methods: a class that is registered is called as ever, another one by its ``name``."""
@@ -132,7 +132,7 @@ class OwnObjects:
 
 
 def _each(named: Callable[[object], object], given: object) -> object:
-    """Of one value, or of several."""
+    """Each of one value or several."""
     return list(map(named, given)) if isinstance(given, list | tuple) else named(given)
 
 

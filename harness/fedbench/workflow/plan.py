@@ -27,7 +27,7 @@ class PlannedRow:
     specs: tuple[RunSpec, ...]
     info: RunInfo
     memory: Memory | None = None
-    """Of a dry run only."""
+    """Set by a dry run only."""
     sent: int = 0
     """Trained parameters that leave the client; its private ones do not."""
 

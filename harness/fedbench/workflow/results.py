@@ -64,7 +64,7 @@ class Results:
 
     @property
     def suite(self) -> str | None:
-        """By what name `fedbench.load` and ``--suite`` read these runs again: that of the suite, or of runs without one
+        """The name by which `fedbench.load` and ``--suite`` read these again: that of the suite, or of runs without one
         what they have in common, ``adhoc/label-skew/embedded``; None for all of a store."""
         return self._suite if self._specs is None or self._suite is None else asked_for(self._suite, self._specs)
 
@@ -155,7 +155,7 @@ class Results:
             return read_board(given, self._uri, network=network, only=only, tell=_note)
 
     def _files(self, name: str) -> Iterator[tuple[str, Path]]:
-        """Of each finished run its id and its artifact ``name``, which may be gone with the next one."""
+        """Id and artifact ``name`` of each finished run; the file may be gone with the next one."""
         results, reader = self._read().results, open_reader(self._uri)
         for run, stored in zip(results["run_id"], results["mlflow_id"], strict=True):
             with tempfile.TemporaryDirectory() as folder:

@@ -142,7 +142,7 @@ def _settings_of(spec: RunSpec) -> dict[str, Any]:
 
 
 def _place(engine: str | None, jobs: int | None, run_timeout: float | None, has_objects: bool) -> Place:
-    """Where the runs are carried out. FedbenchError for what does not go together."""
+    """The place of the runs. FedbenchError for what does not go together."""
     if has_objects and (engine not in (None, "in-process") or run_timeout is not None or (jobs or 1) > 1):
         raise FedbenchError(
             "objects of a program can't be sent to other processes, so their runs go on in this one, one after "

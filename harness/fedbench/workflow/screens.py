@@ -1,4 +1,4 @@
-"""Where it is said what is being done: in a terminal or pipe, in a notebook, or nowhere; and how far runs are."""
+"""Screens say what is being done: in a terminal or pipe, in a notebook, or nowhere; and how far runs are."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Running:
     round: int = 0
     accuracy: float | None = None
     seconds: float = 0.0
-    """Of its latest round."""
+    """Seconds of its latest round."""
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -145,7 +145,7 @@ class Running:
 
 
 class Progress:
-    """Which runs are on their way, how many have ended, and how long the rest may take. It shows nothing by itself.
+    """The runs on their way, how many have ended, and how long the rest may take. It shows nothing by itself.
 
     As a context manager it opens and closes the view.
     """

@@ -13,7 +13,7 @@ from fedbench.suites.resolve import Overrides
 
 @dataclass(frozen=True)
 class Selection(Overrides):
-    """Which runs a call or a command is about: a suite, what is picked from it, and what is changed in it."""
+    """The runs that a call or a command is about: a suite, what is picked from it, and what is changed in it."""
 
     suite: str | None = None
     """Name or file; None for methods without one."""
@@ -28,7 +28,7 @@ class Selection(Overrides):
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs or trials are carried out."""
+    """The place where runs or trials are carried out."""
 
     engine: str
     workers: int | None

@@ -247,7 +247,7 @@ def search(
 
 
 def _engine(planned: Planned, settings: Settings, place: Place) -> Engine:
-    """Where trials are carried out. Raises FedbenchError where it is not available here."""
+    """The engine of the trials. Raises FedbenchError where it is not available here."""
     if place.engine == "in-process":
         return InProcess(settings)
     if place.engine == "processes":

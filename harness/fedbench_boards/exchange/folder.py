@@ -59,7 +59,7 @@ class _Record(BaseModel):
 
 
 class Environment(_Record):
-    """Where the folder was written. Runs on equal ones give equal numbers, to the last bit."""
+    """The environment in which the folder was written. Runs on equal ones give equal numbers, to the last bit."""
 
     platform: str = ""
     """System, processor and the instructions that torch uses of it."""
@@ -68,7 +68,7 @@ class Environment(_Record):
 
 
 class SuiteNamed(_Record):
-    """Which suite the results are of; of several, or of runs without a suite file, nothing is said."""
+    """The suite of the results; of several, or of runs without a suite file, nothing is said."""
 
     name: str = ""
     version: int = 1
@@ -237,7 +237,7 @@ def texts(file: Path, needed: tuple[str, ...]) -> pd.DataFrame:
 
 _BESIDE = ("dataset", "backbone", "method", "tune", "tuned", "seed")
 _NO_SETTINGS = ("labels", "weights")
-"""Of the row's settings: visibility of labels is the scenario's, weights are what a backbone's name meant."""
+"""Row settings that are not passed to `RunSpec`: labels belong to the scenario, weights document the backbone."""
 
 
 def spec_of(line: Mapping[str, Any], plugins: tuple[Path, ...] = ()) -> RunSpec:

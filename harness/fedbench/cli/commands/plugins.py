@@ -29,7 +29,7 @@ _FILES = {
     ".github/workflows/tests.yml": "tests.yml",
     "README.md": "README.md",
 }
-"""Where a package has what, by the template of it."""
+"""The path of each file of a package, by its template."""
 
 
 def check(

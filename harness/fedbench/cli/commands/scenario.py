@@ -42,7 +42,7 @@ MOST_CLIENTS = 40
 _FIRST, _EXTREME = 20, 5
 _MOST_BINS, _FEWEST_BINS = 60, 16
 _MOST_NAMES = 12
-"""Of more classes the first are named."""
+"""If there are more classes, only the first are named."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NONE = "·"
 _GAP = 2
@@ -140,7 +140,7 @@ def _refuse_contradictions(name: str | None, suite: str | None, setting: str, sc
 
 
 def _title(name: str | None, selection: Selection, spec: RunSpec) -> str:
-    """Where scenario and data come from, and what --set changed in it."""
+    """The name of scenario and data, and what --set changed."""
     what = f"scenario {name}" if selection.suite is None else f"suite {Path(selection.suite).name}"
     if spec.setting:
         what += f", setting {spec.setting!r} at scale {spec.scale!r}"
@@ -163,7 +163,7 @@ def _in_words(picture: PartitionPicture, spec: RunSpec) -> str:
 
 
 def _unseen(dealt: Dealt, everything: bool) -> Iterator[str]:
-    """Which classes no client has and nobody names in training, and whether they are tested."""
+    """The classes that no client has and nobody names in training, and whether they are tested."""
     federation = dealt.federation
     names, unseen = dealt.data.classnames[federation.num_classes :], federation.unseen
     if names:

@@ -1,4 +1,4 @@
-"""Where runs are carried out: in this process, in workers on this machine, on a Ray cluster; with the same numbers.
+"""Engines carry out runs: in this process, in workers on this machine, on a Ray cluster; with the same numbers.
 
 An engine only begins runs, says what happens to them and ends those that it has to stop. Which run begins when, what is
 tried again and what has taken too long is decided in `fedbench.runs.engines.engine`, alike for all engines.

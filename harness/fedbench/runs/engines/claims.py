@@ -81,7 +81,7 @@ class Claims:
 
 
 def work_folder(uri: str, suite: str, cache_dir: Path) -> Path:
-    """Where the unfinished runs of a suite are kept: beside a store on this disk, else in the cache.
+    """The folder of a suite's unfinished runs: beside a store on this disk, else in the cache.
 
     ``uri`` is the store's tracking URI. The same folder for every process with the same store, suite and cache.
     """

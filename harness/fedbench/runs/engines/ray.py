@@ -120,7 +120,7 @@ def environment() -> dict[str, str]:
 
 
 def run(shipped: Shipped, spec: RunSpec, settings: Settings) -> Iterator[bytes]:
-    """Where a run is carried out, and its events; all pickled."""
+    """Carry out a run; yields the node's address, then the run's events, all pickled."""
     yield pickle.dumps(where())
     try:
         settings = shipped.unpacked(settings)
@@ -154,7 +154,7 @@ class Task:
     work: Any
     """The description of a run."""
     place: str = ""
-    """Where it is; known once it has begun."""
+    """Address of its node, once it has begun."""
 
 
 class RayCluster:
@@ -185,7 +185,7 @@ class RayCluster:
         asked = {"num_cpus": run_cpus, "num_gpus": run_gpus, "max_calls": 1 if run_gpus else 0}
         self._remote = lru_cache(self._ray.remote(**asked))
         self._tasks: dict[Any, Task] = {}
-        """Those under way, by their streams."""
+        """Tasks under way, by their streams."""
         with tempfile.TemporaryDirectory(prefix="fedbench-ray-") as folder:
             self.shipped: Shipped = ship(Path(folder), settings.plugin_files)
             self._connect(address, folder)

@@ -61,7 +61,7 @@ class Work:
     body: Body
     argument: Any
     spec: RunSpec
-    """Whose data and backbone are loaded before."""
+    """The run whose data and backbone are loaded first."""
 
 
 @dataclass(frozen=True)
