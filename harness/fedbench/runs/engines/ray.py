@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -149,10 +149,9 @@ def where() -> str:
 
 @dataclass
 class Task:
-    """A piece of work that was given to Ray."""
+    """A run that was given to Ray."""
 
-    work: Any
-    """The description of a run."""
+    spec: RunSpec
     place: str = ""
     """Address of its node, once it has begun."""
 
@@ -183,7 +182,7 @@ class RayCluster:
         self._ray = _ray(is_started_here=not address)
         # several to a process, but one where it is given a GPU, whose memory only the end of the process frees
         asked = {"num_cpus": run_cpus, "num_gpus": run_gpus, "max_calls": 1 if run_gpus else 0}
-        self._remote = lru_cache(self._ray.remote(**asked))
+        self._run = self._ray.remote(**asked)(run)
         self._tasks: dict[Any, Task] = {}
         """Tasks under way, by their streams."""
         with tempfile.TemporaryDirectory(prefix="fedbench-ray-") as folder:
@@ -216,77 +215,60 @@ class RayCluster:
     def begin(self, spec: RunSpec) -> None:
         """Begin a run on some node. Raises FedbenchError for one on a GPU where none is set aside for it."""
         check_device(spec, self._gpus)
-        self.begin_task(spec, f"{spec.method} seed {spec.seed}", run, self.shipped, spec, self._settings)
-
-    def begin_task(self, work: Any, name: str, body: Callable[..., Iterator[bytes]], *arguments: Any) -> Any:
-        """Let ``body(*arguments)``, which yields where it is first, be carried out on some node. Its stream."""
-        options = {"num_returns": "streaming", "max_retries": 0, "scheduling_strategy": "SPREAD", "name": name}
-        stream = self._remote(body).options(**options).remote(*arguments)
-        self._tasks[stream] = Task(work)
-        return stream
+        options = {"num_returns": "streaming", "max_retries": 0, "scheduling_strategy": "SPREAD"}
+        options["name"] = f"{spec.method} seed {spec.seed}"
+        self._tasks[self._run.options(**options).remote(self.shipped, spec, self._settings)] = Task(spec)
 
     def wait(self, seconds: float) -> list[Event | Lost]:
-        return [event for stream in self.ready(seconds) for event in self._events(stream)]
-
-    def ready(self, seconds: float) -> list[Any]:
-        """The streams that have something to read; waits up to ``seconds`` for one."""
         if not self._tasks:
             time.sleep(seconds)
             return []
         ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=seconds)
         if ready:  # and all others that are ready as well
             ready, _ = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)
-        return list(ready)
+        return [event for stream in ready for event in self._events(stream)]
 
     def has_begun(self, spec: RunSpec) -> bool:
         """Whether a worker has taken the run; on a cluster that others use it may have to wait for one."""
-        return any(task.place for task in self._tasks.values() if task.work.run_id == spec.run_id)
+        return any(task.place for task in self._tasks.values() if task.spec.run_id == spec.run_id)
 
     def stop(self, spec: RunSpec, *, gently: bool = False) -> list[Event | Lost]:
-        for stream in [stream for stream, task in self._tasks.items() if task.work.run_id == spec.run_id]:
-            self.cancel(stream)
+        for stream in [stream for stream, task in self._tasks.items() if task.spec.run_id == spec.run_id]:
+            self._cancel(stream)
         return []
-
-    def cancel(self, stream: Any) -> None:
-        """End a task's process; nothing further is read of it."""
-        if self._tasks.pop(stream, None) is not None:
-            self._ray.cancel(stream, force=True)
 
     def clear(self) -> None: ...  # the workers are Ray's
 
     def close(self) -> None:
         """End everything under way, and leave the cluster, or end it where it was started here."""
         for stream in list(self._tasks):
-            self.cancel(stream)
+            self._cancel(stream)
         self._ray.shutdown()
 
-    def read(self, stream: Any) -> tuple[Any, str, str]:
-        """The next message of a task, why its process was lost, and the traceback of what its body raised.
+    def _cancel(self, stream: Any) -> None:
+        """End a task's process; nothing further is read of it."""
+        del self._tasks[stream]
+        self._ray.cancel(stream, force=True)
 
-        None for one that only says where it is; a task that was lost, or has raised, is over.
-        """
+    def _events(self, stream: Any) -> list[Event | Lost]:
+        """The next message of a task; none where it only says on which node it is."""
         errors, task = self._ray.exceptions, self._tasks[stream]
         try:
             message = pickle.loads(self._ray.get(next(stream)))
+        except errors.RayTaskError as error:
+            del self._tasks[stream]
+            reason = f"it can't be run on its worker: {last_line(str(error))}"
+            return [RunFailed(task.spec, reason, str(error))]
         except (StopIteration, errors.RayError) as error:
             del self._tasks[stream]
-            if isinstance(error, errors.RayTaskError):
-                return None, "", str(error)
             why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            return None, f"Ray lost its process {f'on {task.place}' if task.place else ''}: {why}", ""
-        if task.place:
-            return message, "", ""
-        task.place = message
-        return None, "", ""
-
-    def _events(self, stream: Any) -> list[Event | Lost]:
-        spec = self._tasks[stream].work
-        message, lost, broken = self.read(stream)
+            return [Lost(task.spec, f"Ray lost its process {f'on {task.place}' if task.place else ''}: {why}")]
+        if not task.place:
+            task.place = message
+            return []
         if isinstance(message, RunFinished | RunFailed | Lost):
             del self._tasks[stream]
-        if broken:
-            return [RunFailed(spec, f"it can't be run on its worker: {last_line(broken)}", broken)]
-        return [Lost(spec, lost)] if lost else [] if message is None else [message]
+        return [message]
 
     def _connect(self, address: str, folder: str) -> None:
         options: dict[str, Any] = {"address": address}
