@@ -33,14 +33,17 @@ CASES = [
     (f"{RUN} --set dataset=cifar01", r"unknown data ?set.* 'cifar01'.*did you mean 'cifar10'"),
     (f"{RUN} --set 'dataset=embedded?clases=10'", r"clases.*classes"),
     (f"{RUN} --set 'dataset=embedded?train=many'", r"train.*many"),
-    (f"{AVG} --scenario iid --set 'dataset=embedded?train={LONG}'", r"train='9+'.* whole number"),
+    (
+        f"{AVG} --scenario iid --set 'dataset=embedded?train={LONG}'",
+        r"option train='9+ \[.* cut.*exceeded",
+    ),
     (f"{RUN} {SMALL} backbone=resnet9", r"unknown backbone 'resnet9'; did you mean 'resnet"),
     (
         f"{RUN} {SMALL} backbone=clip:ViT-B-33@openai",
         r"'ViT-B-33'; did you mean 'ViT-B-32' or '[^,]*See `fedbench list backbones`",
     ),
     (f"{RUN} {SMALL} 'backbone=resnet8?widht=1'", r"widht.*width"),
-    (f"{ALONE} 'backbone=resnet8?width={LONG}'", r"width='9+'.* whole number"),
+    (f"{ALONE} 'backbone=resnet8?width={LONG}'", r"option width='9+ \[.* cut.*exceeded"),
     (f"{RUN} {SMALL} device=gpu9", r"device 'gpu9' is not a torch device; use"),
     (
         f"run --suite leave-one-domain-out {SMALL} holdout_domain=skech",

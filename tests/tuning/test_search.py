@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from PIL import Image
 
 from fedbench.core.spec import RunSpec
-from fedbench.runs.engines.engine import InProcess, Policy, Processes, Schedule
+from fedbench.runs.engines.engine import InProcess, Policy, Processes, RunQueue
 from fedbench.runs.engines.events import Event, RoundFinished, RunFinished
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
@@ -327,7 +327,7 @@ def test_an_error_that_is_nobodys_hyper_parameter_stops_and_counts_for_nothing(
 def test_a_run_that_is_given_up_is_heard_no_more_and_the_next_goes_on_in_the_same_process(settings: Settings) -> None:
     specs = trial_specs(rows()[0], {}, budget(seeds=(5, 9)))
     for engine in (InProcess(settings), Processes(settings, 1)):
-        schedule = Schedule(specs, engine, Policy())
+        schedule = RunQueue(specs, engine, Policy())
         heard: list[Event] = []
         processes = []
         for event in schedule.events():

@@ -7,7 +7,10 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, shortened
+
+MOST = 100
+"""Characters of a name or value that an error repeats."""
 
 
 class Options(BaseModel):
@@ -31,6 +34,6 @@ def read_options(model: type[Model], values: Mapping[str, str], where: str) -> M
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        which = "".join(f"option {name}={values[str(name)]!r}: " for name in first["loc"])
+        which = "".join(f"option {name}={shortened(repr(values[str(name)]), MOST)}: " for name in first["loc"])
         reason = first["msg"].removeprefix("Value error, ")
-        raise FedbenchError(f"{where}: {which}{reason[0].lower()}{reason[1:]}.") from None
+        raise FedbenchError(f"{shortened(where, MOST)}: {which}{reason[0].lower()}{reason[1:]}.") from None

@@ -22,8 +22,8 @@ from fedbench.kinds.registry import find_method, plugins_everywhere
 from fedbench.models.names import canonical_backbone
 from fedbench.suites.resolve import (
     READ_BY_SOME,
-    Cell,
     Find,
+    GridCell,
     LayerSource,
     Overrides,
     checked_seed,
@@ -129,12 +129,12 @@ def _data_of(suite: Suite, scale: Scale, setting: Setting) -> str:
     return str(setting.set.get("dataset", scale.set.get("dataset", suite.dataset)))
 
 
-def _cells(suite: Suite, rows: Sequence[Row], overrides: Overrides) -> Iterator[Cell]:
+def _cells(suite: Suite, rows: Sequence[Row], overrides: Overrides) -> Iterator[GridCell]:
     scale = _scale(suite, overrides.scale)
     if scale is None:
         if overrides.settings:
             raise FedbenchError(f"suite {suite.name!r} has no settings to choose from; leave --setting out.")
-        yield from (Cell(row) for row in rows)
+        yield from (GridCell(row) for row in rows)
         return
     name = overrides.scale or next(iter(suite.scales))
     known = [setting.name for setting in scale.settings]
@@ -145,7 +145,7 @@ def _cells(suite: Suite, rows: Sequence[Row], overrides: Overrides) -> Iterator[
         if not overrides.settings or setting.name in overrides.settings:
             for row in rows:
                 if not row.only or setting.name in row.only:
-                    yield Cell(row, setting, scale, row.at.get(name))
+                    yield GridCell(row, setting, scale, row.at.get(name))
 
 
 def _scale(suite: Suite, name: str) -> Scale | None:

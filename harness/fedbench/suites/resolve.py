@@ -55,7 +55,7 @@ class Overrides:
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One place of a suite's grid: a row in a setting at a scale."""
 
     row: Row
@@ -104,7 +104,7 @@ class Cell:
         yield LayerSource(f"{where}, row {self.row.method!r}, at the scale", self.at or {}, self.row, ("at", scale))
 
 
-def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides, find: Find | None = None) -> RunSpec:
+def resolve(suite: Suite, cell: GridCell, seed: int, overrides: Overrides, find: Find | None = None) -> RunSpec:
     """One cell and seed as a complete spec: every default is written out, so the run id covers it.
 
     ``find`` is `finder`'s, for whoever resolves many cells.

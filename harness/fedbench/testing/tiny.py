@@ -26,7 +26,7 @@ from fedbench.rounds.loop import rounds
 from fedbench.rounds.run import Run
 from fedbench.rounds.state import RunState, private_tensors
 from fedbench.runs.prepare import Settings, prepare
-from fedbench.suites.resolve import Cell, Overrides, resolve
+from fedbench.suites.resolve import GridCell, Overrides, resolve
 from fedbench.suites.suite import Row, Suite
 
 TINY_ROUNDS = 4
@@ -94,7 +94,7 @@ def tiny_spec(method: str, *, backbone: str = "", hidden: bool = False, **traini
     if required_by(method.split("+")).keys() & {"server_data", "server_labels"}:
         scenario = scenario.model_copy(update={"server_samples": 5, "server_labels": "visible"})
     suite = Suite(name="contract", backbone=backbone, rows=(Row(method=method),), training=budget)
-    spec = resolve(suite, Cell(suite.rows[0]), 0, Overrides())
+    spec = resolve(suite, GridCell(suite.rows[0]), 0, Overrides())
     return spec.model_copy(update={"scenario": scenario, "training": spec.training.model_copy(update=training)})
 
 

@@ -25,7 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.spec import RunSpec
 from fedbench.runs.engines import Engine
-from fedbench.runs.engines.engine import Policy, Schedule
+from fedbench.runs.engines.engine import Policy, RunQueue
 from fedbench.runs.engines.events import Event, RoundFinished, RunFailed, RunFinished
 from fedbench.tracking.recording import HURRY
 from fedbench.tuning.results import FurtherRun, due, enqueue, open_further, run_of
@@ -181,7 +181,7 @@ class Search:
         studies = [optuna.load_study(study_name=row.study_name, storage=self._storage) for row in rows]
         self._rows = [_Row(row, study) for row, study in zip(rows, studies, strict=True)]
         self._engine, self._tracking, self._emit = engine, tracking, emit
-        self._schedule = Schedule((), engine, Policy(retries=RETRIES, pause=0.0), more=self._more)
+        self._schedule = RunQueue((), engine, Policy(retries=RETRIES, pause=0.0), more=self._more)
         self._under_way: list[_UnderWay] = []
         self._left_behind = self._running()
         """Trials that ran when this command came: if theirs has died, they have no sign of life after this one."""

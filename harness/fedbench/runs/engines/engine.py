@@ -86,7 +86,7 @@ def execute(
     """
     if engine is None:
         engine = engine_for(len(specs), settings, workers)
-    schedule = Schedule(specs, engine, policy or Policy(), claims)
+    schedule = RunQueue(specs, engine, policy or Policy(), claims)
     try:
         yield from schedule.events()
     finally:
@@ -111,7 +111,7 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Schedule:
+class RunQueue:
     """The runs that wait, those under way, and those that other processes have.
 
     Where none waits and there is room for one, ``more`` is asked for further runs.
