@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -116,6 +117,8 @@ def main() -> None:
 
 def command() -> None:
     """`main` as a process of its own: a stdout that can't be written ends it with one message."""
+    ended: list[int] = []
+    atexit.register(_leave, ended)  # registered first, so it runs last
     try:
         guard_output()
         try:
@@ -125,4 +128,17 @@ def command() -> None:
     except OutputLost as error:
         complain(f"{error} What is stored stays; the same command goes on." if error.is_resumable else str(error))
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+        ended.append(OUTPUT_LOST)
         sys.exit(OUTPUT_LOST)
+    except SystemExit as status:
+        if isinstance(status.code, int):
+            ended.append(status.code)
+        raise
+
+
+def _leave(ended: list[int]) -> None:
+    """End the process here: the interpreter would take two seconds to free torch's and MLflow's objects one by one."""
+    if ended:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended[0])
