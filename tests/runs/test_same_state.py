@@ -20,10 +20,11 @@ from fedbench.runs.engines import worker as workers
 from fedbench.runs.engines.engine import Policy, Processes, execute
 from fedbench.runs.engines.events import Event, RunFailed, RunFinished, failure_of
 from fedbench.runs.engines.worker import Apart, Work, Worker
-from fedbench.runs.prepare import Loaded, Settings
+from fedbench.runs.prepare import Loaded, Loader, Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
+from fedbench.testing import tiny_dataset, tiny_spec
 from tests.runs.kit import everything
 
 SUITE = """
@@ -377,3 +378,11 @@ def test_runs_of_fedbench_share_a_worker(package: Settings, monkeypatch: pytest.
     assert [everything(end.result) for end in ends[: len(specs)]] == [
         everything(end.result) for end in ends[len(specs) :]
     ]
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_runs_share_a_dual_encoder_unless_its_weights_are_drawn_from_their_seeds(tmp_path, monkeypatch, is_given):
+    monkeypatch.setattr("fedbench.runs.prepare.load_dataset", lambda *_, **__: tiny_dataset())
+    monkeypatch.setattr("fedbench.runs.prepare.is_pretrained", lambda _: is_given)
+    loaded = Loader(Settings(tmp_path, tmp_path)).load(tiny_spec("fedavg", backbone="clip:embedded"))
+    assert loaded.dataset is not None and (loaded.backbone is not None) == is_given

@@ -25,7 +25,7 @@ from fedbench.kinds.registry import find_method, plugins_everywhere
 from fedbench.models import image_size_of, load_backbone
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.inputs import FeatureInputs, ImageInputs, ImagesOnDevice, UncachedFeatures, encode
-from fedbench.models.names import is_dual_encoder
+from fedbench.models.names import is_dual_encoder, is_pretrained
 from fedbench.plugins.assembly import Assembly, assemble
 from fedbench.plugins.guards import Pixels, Withheld, partitioned, withheld
 from fedbench.plugins.requirements import (
@@ -325,7 +325,8 @@ class Loader:
         """
         try:
             image_size = image_size_for(spec)
-            backbone_name = spec.backbone if is_dual_encoder(spec.backbone) else ""
+            is_given = is_dual_encoder(spec.backbone) and is_pretrained(spec.backbone)
+            backbone_name = spec.backbone if is_given else ""
             names = ((spec.dataset, image_size), (backbone_name, spec.device))
             dataset = self._loaded.dataset if names[0] == self._names[0] else None
             backbone = self._loaded.backbone if names[1] == self._names[1] else None
