@@ -216,7 +216,7 @@ class Soak:
         """The same command every time, but for where clients' states lie: undisturbed in memory, else in files."""
         self._starts += 1
         words = ["run", "--suite", "soak.yaml", "--store", self._store.name, "--jobs", "2", "--checkpoint-every", "2"]
-        words += ["--plain", "--cache-dir", "cache", *(("--state-memory", "0") if self._reference else ())]
+        words += ["--cache-dir", "cache", *(("--state-memory", "0") if self._reference else ())]
         return Started(words, self._folder, self._folder / f"output-{self._starts:03d}.txt")
 
     def to_its_end(self, attempt: int, kills: Counter[str], wanted: int, rng: random.Random) -> list[str]:

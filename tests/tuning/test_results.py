@@ -59,7 +59,6 @@ rows:
   - method: fedprox
 """
 FLOAT = optuna.distributions.FloatDistribution(0.0, 10.0)
-TITLE = "fedprox · clip:embedded"
 
 
 def rows() -> list[RunSpec]:

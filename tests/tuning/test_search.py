@@ -462,3 +462,14 @@ def test_a_study_survives_kill_9_and_two_processes_share_the_rest(tmp_path: Path
     assert len({json.dumps(trial.params, sort_keys=True) for trial in trials}) == 9
     assert len({trial.user_attrs["process"] for trial in trials}) == 3
     assert all("9/9" in out or "complete" in out for out, _ in ends)
+
+
+def test_rows_that_draw_the_same_values_run_one_after_the_other_where_their_runs_are_one(
+    tmp_path: Path, settings: Settings
+) -> None:
+    row = rows()[1]
+    twins = [row, row.model_copy(update={"label": "again", "row": "again"})]
+    assert len({spec.run_id for spec in twins}) == 1
+    studies = tuned(tmp_path, settings, budget(2, seeds=(5, 9), pruner="none"), twins, workers=2)
+    first, second = map(by_place, studies)
+    assert [len(first), len(second)] == [2, 2] and first == second

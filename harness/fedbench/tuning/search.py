@@ -147,6 +147,10 @@ class _UnderWay:
         self.trial.set_user_attr("process", f"{platform.node()}:{os.getpid()}")
         self.trial.set_user_attr("run_ids", {str(spec.seed): spec.run_id for spec in self.specs})
 
+    def in_flight(self) -> list[RunSpec]:
+        """Its runs that have begun and are not over."""
+        return [spec for spec in self.specs if spec not in self.waiting and spec.run_id not in self.summaries]
+
     def hear(self, event: Event) -> tuple[float, ...]:
         """The values of the objectives once all runs are over, () until then.
 
@@ -206,6 +210,7 @@ class Search:
             HURRY.set()
             raise
         except FedbenchError as error:
+            HURRY.set()  # a store that can't be written is not waited for once more
             raise SearchFailed(str(error)) from error
         except StorageInternalError as error:
             reason = " ".join(str(error.__cause__ or error).partition("[SQL:")[0].split())[:300]
@@ -218,9 +223,13 @@ class Search:
     def _more(self) -> list[RunSpec]:
         """The next run, of a trial under way or of one that is asked for now; none where there is nothing to begin."""
         while True:
+            # trials of rows that differ in what is searched may draw the same values, and so have the same runs
+            busy = {spec.run_id for under in self._under_way for spec in under.in_flight()}
             for under in self._under_way:
-                if under.waiting:
-                    return [under.waiting.pop(0)]
+                for spec in under.waiting:
+                    if spec.run_id not in busy:
+                        under.waiting.remove(spec)
+                        return [spec]
             if time.monotonic() < self._look_again:
                 return []
             if not self._is_settled() or not self._ask():
@@ -283,10 +292,10 @@ class Search:
             warnings.simplefilter("ignore", UserWarning)  # it knows of no signs of life but those of `optimize`
             trial = study.ask()
         beat = get_heartbeat_thread(trial._trial_id, self._storage)
-        beat.start()
         run = run_of(trial)
         budget = row.budget if run is None else replace(row.budget, seeds=run.seeds)
         self._under_way.append(_UnderWay(row, study, trial, beat, budget, TrialReports(trial, budget), run))
+        beat.start()
         return self._under_way[-1]
 
     def _hear(self, event: Event) -> None:
@@ -334,15 +343,15 @@ class Search:
         return None if is_taken else told
 
     def _leave(self, under: _UnderWay) -> None:
+        under.beat.join()  # first, since it is a thread for which Python waits, whatever interrupts the rest
         self._under_way.remove(under)
-        self._schedule.drop(under.specs)
-        under.beat.join()
+        self._schedule.drop(under.in_flight())
 
     def _hand_back(self) -> None:
         """Have what is under way tried again, by whoever is first: this command ends early."""
         for under in list(self._under_way):
-            under.beat.join()
             with suppress(Exception):  # without signs of life it is tried again all the same, but later
+                under.beat.join()
                 told = self._over(under, TrialState.FAIL)
                 if told is not None:
                     self._abandoned(under.study, told)
@@ -350,5 +359,5 @@ class Search:
     def _abandoned(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Have a trial tried again whose command has died; a run on further seeds is due again by itself."""
         if run_of(trial) is None:
-            self._tracking.stopped(trial, "KILLED")
             try_again(study, trial)
+            self._tracking.stopped(trial, "KILLED")

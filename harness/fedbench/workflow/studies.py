@@ -15,6 +15,7 @@ from fedbench.runs.engines.engine import InProcess, Processes, default_workers
 from fedbench.runs.job import run_rounds
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
+from fedbench.tracking.recording import StoreUnavailable
 from fedbench.tracking.schema import METHOD_CODE, store_uri
 from fedbench.tracking.tags import code_tags
 from fedbench.tuning.objectives import Objective
@@ -239,8 +240,11 @@ def search(
         except SearchFailed as failed:
             failures.append(failed)
     results = tuple(result for result in map(result_of, studies) if result is not None)
-    for study in studies:
-        tracking.finished(study)
+    try:
+        for study in studies:
+            tracking.finished(study)
+    except StoreUnavailable as error:
+        failures.append(SearchFailed(str(error)))
     if len(results) < len(studies):
         failures.append(SearchFailed(f"{len(studies) - len(results)} of the rows have no finished trial."))
     return Searched(results, tuple(failures))

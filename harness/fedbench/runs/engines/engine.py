@@ -265,7 +265,7 @@ class InProcess:
         self._settings = settings
         self._events: queue.Queue[Event] = queue.Queue()
         self._thread: threading.Thread | None = None
-        self._is_leaving = False
+        self._is_leaving = self._is_closed = False
 
     def slots(self) -> int:
         return 1
@@ -290,14 +290,18 @@ class InProcess:
         """Have it leave the run at the next event. Raises FedbenchError where that is too late: it can't be ended."""
         if not gently or self._thread is None:
             raise FedbenchError("a run in this process can't be stopped; use --engine processes with --run-timeout.")
-        self._is_leaving = True
-        self._thread.join()
-        self._is_leaving = False
+        if not self._is_closed:
+            self._is_leaving = True
+            self._thread.join()
+            self._is_leaving = False
+            self._events = queue.Queue()  # the next run's end must not be taken for this one's
         return []
 
     def clear(self) -> None: ...
 
-    def close(self) -> None: ...  # a run under way goes on until the process ends
+    def close(self) -> None:
+        """A run under way goes on until its next event."""
+        self._is_leaving = self._is_closed = True
 
     def _attempt(self, spec: RunSpec) -> None:
         with suppress(Stopped):
