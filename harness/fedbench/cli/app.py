@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -139,6 +140,7 @@ def command() -> None:
 def _leave(ended: list[int]) -> None:
     """End the process here: the interpreter would take two seconds to free torch's and MLflow's objects one by one."""
     if ended:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it is closed
+            with suppress(OSError, ValueError):
+                stream.flush()
         os._exit(ended[0])
