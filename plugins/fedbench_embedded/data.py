@@ -1,6 +1,7 @@
 """``embedded``: the procedural data set, rendered once from a seed and kept; balanced over class x domain.
 
-Options: ``classes`` 10 (default) or 20; ``train`` and ``test``, the numbers of images (10000, 2000); ``seed`` (0).
+Options: ``classes`` 10 (default) or 20; ``train`` and ``test``, the numbers of images (10000, 2000); ``seed`` (0);
+``look`` mixed (default: four styles, all sizes, clutter) or plain (large cartoons without clutter, one domain).
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from fedbench.core.types import Tensors
 from fedbench.datasets.cache import stored
 from fedbench.datasets.content import dataset
 from fedbench_embedded.images import (
+    CARTOON,
     CLASSNAMES,
     DOMAINS,
     GENERATOR_VERSION,
+    MID,
+    PLAIN,
     TEN_CLASSES,
     TWENTY_CLASSES,
     Rendered,
@@ -47,29 +51,34 @@ TRAIN, TEST = 0, 1
 def load(name: str, options: EmbeddedOptions, cache_dir: Path) -> Dataset:
     """The procedural data set of the options' size; rendered where ``cache_dir`` doesn't hold it yet."""
     classes = TWENTY_CLASSES if options.classes == "20" else TEN_CLASSES
-    train, test, seed = options.train, options.test, options.seed
-    file = f"embedded-v{GENERATOR_VERSION}-classes{len(classes)}-train{train}-test{test}-seed{seed}.safetensors"
-    kept = stored(cache_dir / "datasets" / file, partial(_render, classes, seed, train, test), name)
+    train, test, seed, is_plain = options.train, options.test, options.seed, options.look == "plain"
+    size = f"classes{len(classes)}-train{train}-test{test}-seed{seed}{'-plain' if is_plain else ''}"
+    file = f"embedded-v{GENERATOR_VERSION}-{size}.safetensors"
+    kept = stored(cache_dir / "datasets" / file, partial(_render, classes, seed, train, test, is_plain), name)
     splits = [
         Split(kept.images(f"{split}.images"), kept.tensors[f"{split}.labels"], kept.tensors[f"{split}.domains"])
         for split in ("train", "test")
     ]
-    return dataset(name, tuple(CLASSNAMES[index] for index in classes), splits[0], splits[1], tuple(DOMAINS))
+    domains = (DOMAINS[CARTOON],) if is_plain else tuple(DOMAINS)
+    return dataset(name, tuple(CLASSNAMES[index] for index in classes), splits[0], splits[1], domains)
 
 
-def _render(classes: tuple[int, ...], seed: int, train: int, test: int) -> Tensors:
+def _render(classes: tuple[int, ...], seed: int, train: int, test: int, is_plain: bool) -> Tensors:
     parts = [(split, part) for split, count in ((TRAIN, train), (TEST, test)) for part in range(-(-count // PART))]
     # Derived seeds: train, test and every part differ, and none is a small number that pretraining may have used.
     seeds = [int(np.random.SeedSequence([seed, *part]).generate_state(1, np.uint64)[0]) for part in parts]
     counts = [min(PART, (train, test)[split] - part * PART) for split, part in parts]
     log.info("rendering %s images once", f"{train + test:,}")
-    rendered = _map_parts(partial(generate, classes=classes, sampling=Sampling(balanced=True)), seeds, counts)
+    sampling = Sampling(balanced=True, domains=(CARTOON,)) if is_plain else Sampling(balanced=True)
+    draw = partial(generate, classes=classes, sampling=sampling, difficulty=PLAIN if is_plain else MID)
+    rendered = _map_parts(draw, seeds, counts)
     tensors: Tensors = {}
     for split, name in ((TRAIN, "train"), (TEST, "test")):
         mine = [data for (of, _), data in zip(parts, rendered, strict=True) if of == split]
         tensors[f"{name}.images"] = torch.from_numpy(np.concatenate([data.images for data in mine]))
         tensors[f"{name}.labels"] = torch.from_numpy(np.concatenate([data.labels for data in mine]))
-        tensors[f"{name}.domains"] = torch.from_numpy(np.concatenate([data.domains for data in mine]))
+        domains = torch.from_numpy(np.concatenate([data.domains for data in mine]))
+        tensors[f"{name}.domains"] = torch.zeros_like(domains) if is_plain else domains
     return tensors
 
 

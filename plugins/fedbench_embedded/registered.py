@@ -21,6 +21,7 @@ class EmbeddedOptions(Options):
     train: int = Field(10_000, ge=1, le=10_000_000, description="number of training images")
     test: int = Field(2_000, ge=1, le=10_000_000, description="number of test images")
     seed: int = Field(0, ge=0, le=2**31, description="seed of what is rendered")
+    look: Literal["mixed", "plain"] = Field("mixed", description="plain for large cartoons without clutter, one domain")
 
 
 class Embedded(DatasetSource[EmbeddedOptions]):

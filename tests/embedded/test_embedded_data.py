@@ -5,13 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedbench_embedded import images as embedded
+from fedbench_embedded.data import load
 from fedbench_embedded.images import (
+    CARTOON,
     CLASSNAMES,
     DOMAINS,
     GENERATOR_VERSION,
     MID,
+    PLAIN,
     TEN_CLASSES,
     TWENTY_CLASSES,
     UNBALANCED,
@@ -26,6 +30,7 @@ from fedbench_embedded.images.geometry import disc, ellipse, polygon
 from fedbench_embedded.images.render import render
 from fedbench_embedded.images.scene import CANVAS, GRID_X, GRID_Y, place, uniform
 from fedbench_embedded.images.shapes import SHAPES
+from fedbench_embedded.registered import EmbeddedOptions
 
 BALANCED = Sampling(balanced=True)
 
@@ -38,6 +43,18 @@ def test_pixels_of_a_seed_never_change() -> None:
         1,
         "d7a260e08a45f09b682d898d853b1650f9d73709d5d27c04c5af4068ca589e8f",
     )
+
+
+def test_plain_images_are_large_cartoons_with_nothing_else_in_them(tmp_path: Path) -> None:
+    plain = Sampling(balanced=True, domains=(CARTOON,))
+    data = generate(seed=7, count=200, classes=TEN_CLASSES, sampling=plain, difficulty=PLAIN)
+    shown = data.attributes
+    assert set(data.domains) == {CARTOON} and set(shown.size) == {2} and not shown.distractors.any()
+    assert not shown.occluded.any() and set(np.bincount(data.labels)) == {20}
+    loaded = load("embedded?look=plain", EmbeddedOptions(train=200, test=40, look="plain"), tmp_path)
+    assert loaded.domain_names == ("cartoon",) and set(loaded.train.domains.tolist()) == {0}
+    digest = hashlib.sha256(loaded.train.images.read(torch.arange(200)).numpy().tobytes()).hexdigest()
+    assert digest == "7af70b6634fc8cfabec6fcfd7d6f91a11f822e25fbbbe17076a3d76ca1debc2c"
 
 
 def test_images_are_bytes_with_channels_first() -> None:

@@ -33,6 +33,7 @@ from fedbench.tracking import listener as tracking
 from fedbench.tracking import store
 from fedbench.tracking.schema import local_artifacts, store_uri
 from fedbench.tracking.tags import RunTags
+from fedbench_boards.leaderboard import board as boards
 from fedbench_boards.leaderboard import own_models
 from fedbench_boards.leaderboard.formats import render_terminal, to_csv, to_markdown, write
 from fedbench_boards.leaderboard.latex import escape, to_latex
@@ -41,7 +42,7 @@ from fedbench_boards.leaderboard.page import write_page
 from fedbench_boards.leaderboard.reading import Link, ReadingOptions, baseline_named, metric_named
 from fedbench_boards.leaderboard.results import _line, load_curves, load_federations, load_results
 from fedbench_boards.leaderboard.rows import DIFFER, is_tracked, ranges, rounds_to_target
-from fedbench_boards.leaderboard.tables import TIED, text_tables
+from fedbench_boards.leaderboard.tables import TIED, in_words, text_tables
 from fedbench_boards.statistics import Test
 from tests.leaderboard.frames import board_of, leaderboard
 
@@ -235,6 +236,23 @@ def test_the_terminal_table_fits_and_marks_the_best(results: pd.DataFrame) -> No
         console.print(render_terminal(board_of(leaderboard(results))))
     assert "\x1b[1m65.0 ± 4.0\x1b[0m" in capture.get()
     assert "\x1b[1m63.0 ± 3.6\x1b[0m" not in capture.get()
+
+
+def test_sentences_below_the_table_say_who_leads_and_who_is_best_elsewhere(results: pd.DataFrame) -> None:
+    def said(results: pd.DataFrame) -> str:
+        (table,) = text_tables(boards.leaderboard(results))
+        return in_words(table)
+
+    elsewhere = "Best on head: fedavg (80.0)."  # on the tail it is the first row itself
+    tied = "fedprox comes first (accuracy 65.0, +2.0 over fedavg), but can't be told from fedavg."
+    assert said(results) == f"{tied} {elsewhere}"
+    few = "fedprox comes first (accuracy 61.0, +1.0 over fedavg); too few seeds for a test."
+    assert said(results[results["seed"] == 0]) == f"{few} {elsewhere}"
+    ahead = results.copy()
+    ahead.loc[ahead["method"] == "fedavg", "final/global_accuracy"] -= 20
+    assert said(ahead) == f"fedprox leads (accuracy 65.0, +22.0 over fedavg). {elsewhere}"
+    assert said(results[results["method"] == "fedavg"]) == ""
+    assert tied in " ".join(shown(leaderboard(results)).split())
 
 
 def test_one_seed_has_no_spread(results: pd.DataFrame) -> None:
@@ -1045,7 +1063,8 @@ def test_a_table_too_wide_names_backbones_by_letters_and_then_takes_a_second_one
     board = leaderboard(results)
     full, lettered, split = (shown(board, width) for width in (130, 100, 86))
     assert "clip-linear-centralized · convnet?projector=128" in full and "on: A" not in full
-    assert "on: A = convnet?projector=128, B = clip:embedded" in lettered and " · convnet" not in lettered
+    assert "on: A = convnet?projector=128, B = clip:embedded" in lettered
+    assert " · convnet" not in lettered.partition("comes first")[0].rpartition("\n")[0]
     assert len(re.findall("clip-linear-centralized ", split)) == 2
     for text, width in ((full, 130), (lettered, 100), (split, 86)):
         assert max(len(line) for line in text.splitlines()) <= width and "…" not in text

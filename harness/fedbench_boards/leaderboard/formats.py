@@ -22,7 +22,7 @@ from fedbench_boards.leaderboard.failures import shortened
 from fedbench_boards.leaderboard.latex import to_latex
 from fedbench_boards.leaderboard.model import Board, Line, Printed, Table
 from fedbench_boards.leaderboard.rows import seeds_named
-from fedbench_boards.leaderboard.tables import STATUS, Cell, Column, TextTable, text_tables
+from fedbench_boards.leaderboard.tables import STATUS, Cell, Column, TextTable, in_words, text_tables
 
 # a bracket and what would make a link of it: names have brackets of their own
 _MARKUP = re.compile(r"[\\|*`]|(?<=\])\(")
@@ -210,6 +210,8 @@ def _notebook_table(table: TextTable) -> Iterator[str]:
             yield f'<td style="text-align: {side}">{_notebook_cell(cell)}</td>'
         yield "</tr>"
     yield "</tbody></table>"
+    if said := in_words(table):
+        yield f"<div>{html.escape(said)}</div>"
     yield from (f"<div><small>{html.escape(note)}</small></div>" for note in (*table.failures, *table.notes))
 
 
@@ -239,6 +241,8 @@ class _Terminal:
             for table in layout:
                 yield Text()
                 yield table
+            if said := in_words(shown):
+                yield Text(f"\n{said}")
             yield Text("\n".join(["", *notes, ""]), "dim")
 
 

@@ -175,6 +175,35 @@ def text_table(table: Table) -> TextTable:
     )
 
 
+def in_words(shown: TextTable) -> str:
+    """What the table says, in a sentence or two: which row leads, by how much, and which are best in other columns.
+
+    "" where no two rows can be compared.
+    """
+    table, names = shown.of, shown.names[0].texts
+    if table is None or len(names) < 2:
+        return ""
+    leaders = [(name, line) for name, line in zip(names, table.lines, strict=True) if line.shown_rank == 1]
+    if not leaders:
+        return ""
+    (first, line), *equal = leaders
+    ahead = "" if math.isnan(line.delta.cell.mean) else f", {line.delta.cell.mean:+.1f} over {table.baseline}"
+    score = f"{heading(table.headline)} {line.cell(table.headline).mean:.1f}{ahead}"
+    if line.tied_rank is None:
+        said = f"{first} comes first ({score}); too few seeds for a test."
+    elif not equal:
+        said = f"{first} leads ({score})."
+    else:
+        others = " and ".join(name for name, _ in equal) if len(equal) < 3 else f"{len(equal)} other rows"
+        said = f"{first} comes first ({score}), but can't be told from {others}."
+    elsewhere = []
+    for column in shown.scores:
+        best = [(name, cell.shown) for name, cell in zip(names, column.cells, strict=True) if cell.best]
+        if column.key in table.shown[1:] and best and first not in dict(best):
+            elsewhere.append(f"on {column.heading}: {best[0][0]} ({best[0][1]})")
+    return f"{said} Best {'; '.join(elsewhere)}." if elsewhere else said
+
+
 def _named(title: str, names: Sequence[str], lines: Sequence[Line]) -> Column:
     return Column(title, [Cell(name, mark=marks_of(line)) for name, line in zip(names, lines, strict=True)])
 

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbench_embedded.images.attributes import (
+    CARTOON,
     CLASSNAMES,
     DOMAINS,
     MID,
+    PLAIN,
     Attributes,
     Difficulty,
     Sampling,
@@ -23,10 +25,12 @@ from fedbench_embedded.images.attributes import (
 from fedbench_embedded.images.render import render
 
 __all__ = [
+    "CARTOON",
     "CLASSNAMES",
     "DOMAINS",
     "GENERATOR_VERSION",
     "MID",
+    "PLAIN",
     "TEN_CLASSES",
     "TWENTY_CLASSES",
     "UNBALANCED",

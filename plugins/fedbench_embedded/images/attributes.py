@@ -59,6 +59,8 @@ class Difficulty:
 
 
 MID = Difficulty()
+PLAIN = Difficulty(sizes=(0.0, 0.0, 1.0), distractors=(1.0, 0.0, 0.0), occluder=0.0)
+"""Large objects and nothing else: what a small network learns from a few hundred images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,9 @@ class Sampling:
     """Which images are drawn, apart from their difficulty."""
 
     balanced: bool = False
-    """Classes and domains in a fixed cycle (image k: class k mod C, domain k div C mod 4) instead of at random."""
+    """Classes and domains in a fixed cycle (image k: class k mod C, domain k div C mod D) instead of at random."""
+    domains: tuple[int, ...] = (PHOTO, PAINTING, CARTOON, SKETCH)
+    """The D domains of the cycle."""
     class_weights: tuple[float, ...] | None = None
     """Relative frequency of each requested class; None: equal."""
     domain_weights: tuple[float, float, float, float] = (0.25, 0.25, 0.25, 0.25)
@@ -130,7 +134,8 @@ def sample_attributes(
     drawn_shape = labels[choose(rng, count, sampling.class_weights or (1.0,) * len(labels))]
     drawn_domain = choose(rng, count, sampling.domain_weights)
     shape = labels[positions % len(labels)] if sampling.balanced else drawn_shape
-    domain = positions // len(labels) % len(DOMAINS) if sampling.balanced else drawn_domain
+    cycle = np.asarray(sampling.domains, np.int64)
+    domain = cycle[positions // len(labels) % len(cycle)] if sampling.balanced else drawn_domain
     kept_out = HELD_OUT_COLOUR[shape]
     if sampling.pairs == "any":
         colour = below(rng, count, len(COLOURS))
