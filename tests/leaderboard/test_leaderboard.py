@@ -925,6 +925,14 @@ def test_a_target_of_a_metric_of_which_less_is_better_is_reached_from_above() ->
     assert rounds_to_target(curves, ["a", "b"], spread, 6.0) == [2, None]
 
 
+def test_a_metric_of_which_neither_more_nor_less_is_better_has_no_target() -> None:
+    results = made(table_of({"fedavg": [60]}))
+    results["final/prediction_entropy"] = 1.0
+    curves = pd.DataFrame({"mlflow_id": list(results["mlflow_id"]), "round": 1, "prediction_entropy": 1.0})
+    board = boards.leaderboard(results, headline="prediction_entropy", curves=curves)
+    assert "target" not in board.tables[0].caption and not board.tables[0].lines[0].milestone.text
+
+
 def test_a_metric_is_tracked_where_every_evaluated_round_of_the_runs_has_it() -> None:
     curves = pd.DataFrame({"mlflow_id": ["a", "a", "b"], "round": [0, 1, 0], "head": [1.0, 2.0, np.nan]})
     assert is_tracked(curves, ["a"], "head")

@@ -18,6 +18,7 @@ import pandas as pd
 
 from fedbench.core.metric_names import DOMAINS, EACH_DOMAIN
 from fedbench.core.spec import BUDGET
+from fedbench.kinds.measured import says_nothing_of_quality
 from fedbench.suites.suite import Mean, Suite
 from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard import failures
@@ -380,7 +381,8 @@ def _domains(results: pd.DataFrame, column: str = DOMAINS) -> list[str]:
 def _milestone(runs: pd.DataFrame, baseline: Baseline, reading: _Reading) -> Milestone:
     metric, target = reading.target_metric, reading.target
     if target is None:
-        target = NAN if baseline.runs is None else mean_of(baseline.runs, metric)
+        untold = says_nothing_of_quality(metric)
+        target = NAN if untold or baseline.runs is None else mean_of(baseline.runs, metric)
     first: list[int | None] = []
     spent = {"bytes": NAN, "seconds": NAN}
     if reading.curves is not None and not math.isnan(target):
