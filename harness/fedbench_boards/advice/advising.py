@@ -119,17 +119,19 @@ def _ranked(evidence: Evidence, measures: Measures, baseline: str, constraints: 
     if base.empty:
         raise FedbenchError(f"the evidence has no row {baseline!r} with a score for what is needed ({score}).")
     choices = []
-    for row, own in runs[_is_allowed(runs, constraints)].groupby("row", sort=False):
-        means = _means(own, score)
-        shared = [setting for setting in weights if setting in means and setting in base]
+    allowed = runs[_is_allowed(runs, constraints)]
+    by_setting = allowed.groupby(["row", "setting"], sort=False)[[score, "megabytes"]].mean()
+    for row, own in allowed.groupby("row", sort=False):
+        means = by_setting.loc[row]
+        shared = [setting for setting in weights if setting in means.index and setting in base]
         if len(shared) < len(base):
             continue  # not measured everywhere around here
         shares = np.array([weights[setting] for setting in shared])
         shares /= shares.sum()
-        sent = float(shares @ [own.loc[own["setting"] == setting, "megabytes"].mean() for setting in shared])
+        sent = float(shares @ means.loc[shared, "megabytes"])
         if sent > constraints.most_megabytes:
             continue
-        expected = float(shares @ means[shared])
+        expected = float(shares @ means.loc[shared, score])
         choices.append(
             Choice(
                 row=str(row),
@@ -189,10 +191,7 @@ def _left_out(evidence: Evidence, baseline: str, constraints: Constraints) -> di
 
 @lru_cache(maxsize=256)
 def _misses(evidence: Evidence, other: str, baseline: str, constraints: Constraints) -> list[float]:
-    """How far the margin over ``other`` was missed in settings left out, in units of the spread there, in order.
-
-    It is the margin of whichever row is first there; settings in which that is ``other`` itself are skipped.
-    """
+    """Errors, in spreads, of the first row's margin over ``other`` in settings left out in which it is another row."""
     misses, score = [], constraints.needs
     for setting, (rest, first) in _left_out(evidence, baseline, constraints).items():
         if first.label == other:
@@ -207,10 +206,7 @@ def _misses(evidence: Evidence, other: str, baseline: str, constraints: Constrai
 def _half_width(
     evidence: Evidence, measures: Measures, row: str, other: str, baseline: str, constraints: Constraints
 ) -> float:
-    """Half the width of the interval of a row's margin over ``other``: a quantile of misses, times the spread here.
-
-    Infinite for too few misses, or without common seeds.
-    """
+    """Half the width of the interval of a row's margin over ``other``; infinite for too few misses or common seeds."""
     misses = _misses(evidence, other, baseline, constraints)
     rank = math.ceil(LEVEL * (len(misses) + 1))
     _, spread = _margin(evidence, measures, row, other, constraints.needs)

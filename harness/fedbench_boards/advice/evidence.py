@@ -147,10 +147,8 @@ class Evidence:
     @cached_property
     def to_nearest(self) -> list[float]:
         """The distance of every setting to the nearest other one."""
-        return [
-            min(here.steps_to(there) for other, there in self.places.items() if other != setting)
-            for setting, here in self.places.items()
-        ]
+        places = self.places.items()
+        return [min(here.steps_to(there) for other, there in places if other != name) for name, here in places]
 
     def without(self, setting: str) -> Evidence:
         """The evidence without one setting."""

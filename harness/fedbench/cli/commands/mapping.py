@@ -73,7 +73,7 @@ def publish(
     ] = None,
     results: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="With --site: where the results are; by default leaderboards."),
+        typer.Option(metavar="FOLDER", help="With --site: the results, else leaderboards; its README's pictures lead."),
     ] = None,
     code_url: Annotated[
         str, typer.Option(metavar="URL", help="With --site: in front of paths in the repository, to link to code.")
