@@ -17,7 +17,7 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
-from fedbench_boards.advice.advising import advise, doubts, interval_shown
+from fedbench_boards.advice.advising import LEVEL, advise, doubts, interval_shown
 from fedbench_boards.advice.evidence import Evidence, read_evidence, write_evidence
 from fedbench_boards.site.answers import worth
 from fedbench_boards.site.folders import BoardLine, BoardTable
@@ -162,15 +162,16 @@ def test_what_to_try_is_what_advise_says(site: Path, results: Path) -> None:
         for choice, row in zip(advice.choices[1:], answer["rows"][1:], strict=True):
             lead = first.score - choice.score
             assert row[4:6] == [f"{lead:.1f}", interval_shown(lead, choice.half_width)]
-        assert answer["doubts"] == list(doubts(advice))
-        assert f"skew={skew}, tail={tail}, 10 clients" in answer["near"]
-        assert ("Far from all that is measured" in " ".join(answer["doubts"])) == (clients in ("100", "1000"))
+        assert answer["said"].endswith(" ".join(["steps away.", *doubts(advice)]))
+        assert f"skew={skew}, tail={tail}, 10 clients" in answer["said"]
+        assert ("Far from all that is measured" in answer["said"]) == (clients in ("100", "1000"))
 
 
 def test_without_a_script_the_choice_in_the_middle_is_shown(site: Path) -> None:
     index, answer = Read(site / "index.html"), embedded(site)["answers"]["mid|10|10"]
     assert "Without JavaScript one choice is shown: skew mid, tail 10, Clients 10" in index.text
-    assert answer["near"] in index.text and " ".join(answer["rows"][0]).replace("  ", " ") in index.text
+    assert f"Intervals hold {LEVEL:.0%}".replace("%", " % of") in index.text.replace("\u00a0", " ")
+    assert answer["said"] in index.text and " ".join(answer["rows"][0]).replace("  ", " ") in index.text
     assert "methods/fedprox.html" in index.links
 
 
@@ -234,7 +235,8 @@ def test_worth_compares_alike_with_alike_by_kind() -> None:
         "Behind CLIP without training wherever both were tried, in 1 comparison; mean difference in points: -2.0"
     )
     assert f"{unlabelled} under feature skew (1)." in worth("fst-cbdg", tables)
-    assert worth("cka", [table("iid", line("ccvr", 1, 1, 1, methods=("ccvr", "cka")), line("fedavg", 1, 2, 1))]) == (
+    both = line("ccvr", 1, 1, 1, methods=("ccvr", "cka")), line("fedavg", 1, 2, 1, methods=("cka",))
+    assert worth("cka", [table("iid", *both)]) == (
         "Tried only with others or changed. Best mean in 1 of 1 table. Ahead of FedAvg by mean in 0 of 1 comparison, "
         "by rank in 0; mean difference in points: +0.0 under no heterogeneity (1)."
     )

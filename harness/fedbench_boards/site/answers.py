@@ -38,16 +38,15 @@ def front_pictures(results: Path) -> list[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class WhatToTry:
-    """Advice as texts for every choice on the page."""
+    """Advice as texts for every choice on the page, and the pages of the methods by label."""
 
     results: ResultsOf
     picks: Mapping[str, Sequence[str]]
     """What can be chosen -> its values."""
     default: Sequence[str]
     answers: Mapping[str, Mapping[str, Any]]
-    """Chosen values, joined by ``|`` -> the nearest setting, the rows, what is in doubt."""
+    """Chosen values, joined by ``|`` -> rows, and what is said of them."""
     pages: Mapping[str, str]
-    """Label of a row -> the page of its method."""
 
 
 def what_to_try(folders: Sequence[ResultsOf]) -> WhatToTry | None:
@@ -81,11 +80,11 @@ def what_to_try(folders: Sequence[ResultsOf]) -> WhatToTry | None:
 
 
 def _answer(evidence: Evidence, measures: Measures, baseline: str) -> dict[str, Any]:
-    """The advice for a federation, as texts; where there can be none, the reason is in doubts."""
+    """The advice for a federation, as texts; without rows where there can be none."""
     try:
         advice = advise(evidence, measures, baseline, most=MOST_SHOWN)
     except FedbenchError as error:
-        return {"near": "", "rows": [], "doubts": [str(error)]}
+        return {"rows": [], "said": str(error)}
     nearest, steps = next(iter(advice.nearest.items()))
     clients = counted(round(10 ** evidence.places[nearest].clients), "client")
     rows: list[list[str]] = []
@@ -97,7 +96,7 @@ def _answer(evidence: Evidence, measures: Measures, baseline: str) -> dict[str, 
         numbers = [f"{choice.score:.1f}", f"{choice.margin:+.1f}", *intervals, f"{choice.megabytes:.3g}"]
         rows.append([choice.label, *numbers])
     near = f"Nearest measured setting: {nearest}, {clients}; {steps:.1f} steps away."
-    return {"near": near, "rows": rows, "doubts": list(doubts(advice))}
+    return {"rows": rows, "said": " ".join([near, *doubts(advice)])}
 
 
 _KINDS = {
@@ -146,7 +145,9 @@ def _compared(places: Sequence[tuple[BoardTable, BoardLine]], reference: str) ->
         (table, entry, other)
         for table, entry in alike
         for other in table.entries
-        if other.rank and (_plain(other), other.backbone, other.tuned) == (reference, entry.backbone, entry.tuned)
+        if other.rank
+        and other is not entry
+        and (_plain(other), other.backbone, other.tuned) == (reference, entry.backbone, entry.tuned)
     ]
     if not pairs:
         return ""

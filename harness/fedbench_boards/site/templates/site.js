@@ -40,9 +40,8 @@
     const pattern = body.rows[0];
     const show = () => {
       const answer = answers[picks.map((pick) => pick.value).join("|")];
-      const { near, rows, doubts } = answer ?? { near: "The map has no such setting.", rows: [], doubts: [] };
-      section.querySelector(".near").textContent = near;
-      section.querySelector(".doubts").textContent = doubts.join(" ");
+      const { rows, said } = answer ?? { rows: [], said: "The map has no such setting." };
+      section.querySelector(".said").textContent = said;
       body.replaceChildren(...rows.map(([label, ...texts]) => {
         const row = pattern.cloneNode(true);
         Object.assign(row.querySelector("a"), { href: pages[label], textContent: label });
