@@ -73,7 +73,7 @@ def publish(
     ] = None,
     results: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="With --site: the results, else leaderboards; its README's pictures lead."),
+        typer.Option(metavar="FOLDER", help="With --site: where the results are; by default leaderboards."),
     ] = None,
     code_url: Annotated[
         str, typer.Option(metavar="URL", help="With --site: in front of paths in the repository, to link to code.")
@@ -86,7 +86,7 @@ def publish(
     """Run a suite, tune it, run it tuned, and write the leaderboard with page and figures.
 
     Every step goes on where it was stopped, so the same command finishes what was interrupted. With --site: one static
-    site of the result folders there are, with a page for every suite, method and data set.
+    site: first the pictures that README.md in --results shows, then a page for every suite, method and data set there.
     """
     if site is not None:
         _refuse_beside_site(ctx)
