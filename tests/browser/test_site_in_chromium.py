@@ -1,5 +1,6 @@
 """The site in a real browser: search, keyboard, phone, dark, and nothing asked of a network."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedbench_boards.site.pages import write_site
-from tests.site.folders import write_folder
+from tests.site.folders import write_folder, write_map
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -24,6 +25,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("site")
     write_folder(made, "few-shot", ["fedavg", "fedprox", "fedprox+promptfl"], ["1 shot", "2 shots"], tied=True)
     write_folder(made, "a-long-name-without-a-place-to-break", ["fedavg", "x" * 60], [""])
+    write_map(made)
+    (made / "front.svg").write_text(PICTURE, encoding="utf-8")
+    (made / "README.md").write_text("![who leads](front.svg)", encoding="utf-8")
     figures = made / "few-shot" / "figures"
     figures.mkdir()
     (figures / "winners.svg").write_text(PICTURE, encoding="utf-8")
@@ -87,7 +91,10 @@ def test_the_keyboard_reaches_content_search_and_links(visit: Any) -> None:
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
-    page.keyboard.press("Tab")
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "query":
+            break
     assert page.evaluate("document.activeElement.id") == "query"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.type("few-shot")
@@ -95,6 +102,28 @@ def test_the_keyboard_reaches_content_search_and_links(visit: Any) -> None:
     assert page.evaluate("document.activeElement.textContent") == "few-shot"
     page.keyboard.press("Enter")
     page.wait_for_url("**/suites/few-shot.html")
+
+
+def test_what_to_try_follows_the_choice_by_keyboard_too(visit: Any, site: Path) -> None:
+    text = (site / "index.html").read_text("utf-8").partition('id="answers">')[2].partition("</script>")[0]
+    answers = json.loads(text)["answers"]
+    page = visit("index.html")
+    part = page.locator("#try")
+
+    def is_shown(key: str) -> bool:
+        cells = [row.split() for row in part.locator("tbody tr").all_inner_texts()]
+        rows = [" ".join(row).split() for row in answers[key]["rows"]]
+        return rows == cells and part.locator(".said").inner_text() == answers[key]["said"]
+
+    assert is_shown("mid|10|10")
+    page.get_by_label("skew").focus()
+    page.keyboard.press("ArrowDown")
+    assert is_shown("high|10|10") and part.locator("tbody a").first.get_attribute("href").startswith("methods/")
+    for key, tail, clients in (("high|50|1000", "50", "1000"), ("high|1|5", "1", "5")):
+        page.get_by_label("tail").select_option(tail)
+        page.get_by_label("Clients").select_option(clients)
+        assert is_shown(key)
+    assert "Far from all that is measured" in answers["high|50|1000"]["said"]
 
 
 def test_a_phone_scrolls_tables_not_pages(visit: Any, site: Path) -> None:
@@ -119,9 +148,12 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_both_themes_are_readable(visit: Any, scheme: str) -> None:
-    page = visit("suites/few-shot.html", color_scheme=scheme)
     style = "one => [getComputedStyle(one).color, getComputedStyle(document.body).backgroundColor]"
-    for place in ("body", ".note", "td a", "dt"):
+    pages = {
+        "suites/few-shot.html": ("body", ".note", "td a", "dt"),
+        "index.html": ("#try label", "select", "#try small"),
+    }
+    for page, place in ((visit(name, color_scheme=scheme), place) for name in pages for place in pages[name]):
         text, ground = (luminance(colour) for colour in page.locator(place).first.evaluate(style))
         assert (ground < 0.05) == (scheme == "dark")
         assert (max(text, ground) + 0.05) / (min(text, ground) + 0.05) >= 4.5
@@ -131,6 +163,9 @@ def test_pictures_are_shown_and_without_javascript_nothing_is_missing(visit: Any
     page = visit("index.html", java_script_enabled=False)
     assert not page.locator("#search form").is_visible()
     assert page.locator("#methods li:visible").count() > 50
+    assert page.locator("#try tbody tr:visible").count() == 3 and not page.locator("#try form").is_visible()
+    front = visit("index.html").locator("figure img").first
+    assert front.evaluate("one => one.decode().then(() => one.naturalWidth)") == 1200
     picture = visit("suites/few-shot.html").locator("figure img")
     picture.scroll_into_view_if_needed()
     picture.evaluate("one => one.decode()")

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedbench_boards.advice.evidence import Evidence, write_evidence
+from tests.advice.test_advising import evidence
+
 METRICS = ("global_accuracy", "tail_accuracy")
 
 
@@ -16,6 +19,7 @@ def write_folder(
     *,
     tied: bool = False,
     dataset: str = "embedded?train=240",
+    scenario: str = "",
 ) -> None:
     """A folder with two seeds a row; the rows reach 70, 60, ... %, and ``tied`` ranks the second like the first."""
     folder = parent / name
@@ -35,6 +39,7 @@ def write_folder(
                 "label": method,
                 "setting": setting,
                 "dataset": dataset,
+                "scenario": scenario,
                 "method": method,
                 "backbone": "clip:embedded",
                 "tuned": False,
@@ -69,3 +74,14 @@ def write_folder(
     pd.DataFrame(board).to_csv(folder / "leaderboard.csv", index=False)
     pd.DataFrame(results).to_csv(folder / "results.csv", index=False)
     (folder / "index.html").write_text(f"<!doctype html><title>{name}</title>{''.join(anchors)}", encoding="utf-8")
+
+
+def write_map(parent: Path) -> Evidence:
+    """The folder ``map`` with evidence of nine settings over two axes, ten clients each; the evidence."""
+    write_folder(parent, "map", ["fedavg", "fedprox", "promptfl"], ["low", "high"])
+    scores = {"fedavg": [50] * 9, "fedprox": [62, 61, 60] * 3, "promptfl": [61.5, 61, 59] * 3}
+    runs = evidence(scores, [0, 0.1, 0.2, 1, 1.1, 1.2, 2, 2.1, 2.2]).runs
+    names = {f"s{at}": f"skew={('low', 'mid', 'high')[at // 3]}, tail={(1, 10, 50)[at % 3]}" for at in range(9)}
+    known = Evidence(runs.assign(setting=runs["setting"].map(names)))
+    write_evidence(known, parent / "map" / "evidence.csv")
+    return known

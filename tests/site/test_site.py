@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pandas as pd
@@ -13,9 +17,13 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
+from fedbench_boards.advice.advising import LEVEL, advise, doubts, interval_shown
+from fedbench_boards.advice.evidence import Evidence, read_evidence, write_evidence
+from fedbench_boards.site.answers import worth
+from fedbench_boards.site.folders import BoardLine, BoardTable
 from fedbench_boards.site.pages import LISTING, write_site
 from fedbench_boards.site.text import findings, laid_out, seeds_shown, slug, told
-from tests.site.folders import write_folder
+from tests.site.folders import write_folder, write_map
 
 
 class Read(HTMLParser):
@@ -41,9 +49,16 @@ class Read(HTMLParser):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("leaderboards")
-    write_folder(made, "few-shot", ["fedavg", "fedprox", "fedprox+promptfl"], ["1 shot", "2 shots"], tied=True)
-    write_folder(made, "odd", ["fedavg", "fedprox", "../../Über <b>"], [""], dataset="imagefolder:/home/me/PACS")
+    stacks = ["fedavg", "fedprox", "fedprox+promptfl"]
+    write_folder(made, "few-shot", stacks, ["1 shot", "2 shots"], tied=True, scenario="domain(2), 40 % participating")
+    odd = ["fedavg", "fedprox", "../../Über <b>"]
+    write_folder(made, "odd", odd, [""], dataset="imagefolder:/home/me/PACS", scenario="imbalance 50.0, shards(2)")
+    write_map(made)
     (made / "no-results").mkdir()
+    (made / "front.png").write_bytes(b"first")
+    (made / "link.png").symlink_to(made / "odd" / "results.csv")
+    shown = "![who <b>leads</b>](front.png) ![no](link.png) ![no](none.png) ![no](odd/own.png) ![no](README.md)"
+    (made / "README.md").write_text(shown)
     (made / "odd" / "index.html").unlink()
     (made / "odd" / "figures").mkdir()
     (made / "odd" / "figures" / "winners.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
@@ -112,6 +127,121 @@ def test_the_index_lists_suites_methods_and_data(site: Path) -> None:
     assert all((site / one["url"]).is_file() for one in entries)
 
 
+def embedded(site: Path) -> dict[str, Any]:
+    text = (site / "index.html").read_text("utf-8")
+    return dict(json.loads(text.partition('id="answers">')[2].partition("</script>")[0]))
+
+
+def test_the_pictures_of_the_readme_come_first(site: Path, results: Path) -> None:
+    text = (site / "index.html").read_text("utf-8")
+    assert 'src="pictures/front.png" alt="who &lt;b&gt;leads' in text and text.index("front.png") < text.index(
+        'id="try"'
+    )
+    assert (site / "pictures" / "front.png").read_bytes() == b"first"
+    assert [file.name for file in (site / "pictures").iterdir()] == ["front.png"]
+    write_site(results / "beside", results)
+    assert (
+        "../front.png" in Read(results / "beside" / "index.html").links and not (results / "beside/pictures").exists()
+    )
+    shutil.rmtree(results / "beside")
+
+
+def test_what_to_try_is_what_advise_says(site: Path, results: Path) -> None:
+    known, answers = read_evidence(results / "map" / "evidence.csv"), embedded(site)["answers"]
+    assert len(answers) == 9 * 4
+    for key, answer in answers.items():
+        skew, tail, clients = key.split("|")
+        measures = known.places[f"skew={skew}, tail={tail}"]
+        own = clients == "10"  # that of the map
+        there = measures if own else replace(measures, clients=math.log10(int(clients)))
+        advice = advise(known, there, "fedavg")
+        first = advice.choices[0]
+        shown = [(label, score, margin) for label, score, margin, *_ in answer["rows"]]
+        assert shown == [(one.label, f"{one.score:.1f}", f"{one.margin:+.1f}") for one in advice.choices]
+        assert answer["rows"][0][3] == interval_shown(first.margin, first.half_width) != "–"
+        for choice, row in zip(advice.choices[1:], answer["rows"][1:], strict=True):
+            lead = first.score - choice.score
+            assert row[4:6] == [f"{lead:.1f}", interval_shown(lead, choice.half_width)]
+        assert answer["said"].endswith(" ".join(["steps away.", *doubts(advice)]))
+        assert f"skew={skew}, tail={tail}, 10 clients" in answer["said"]
+        assert ("Far from all that is measured" in answer["said"]) == (clients in ("100", "1000"))
+
+
+def test_without_a_script_the_choice_in_the_middle_is_shown(site: Path) -> None:
+    index, answer = Read(site / "index.html"), embedded(site)["answers"]["mid|10|10"]
+    assert "Without JavaScript one choice is shown: skew mid, tail 10, Clients 10" in index.text
+    assert f"Intervals hold {LEVEL:.0%}".replace("%", " % of") in index.text.replace("\u00a0", " ")
+    assert answer["said"] in index.text and " ".join(answer["rows"][0]).replace("  ", " ") in index.text
+    assert "methods/fedprox.html" in index.links
+
+
+def test_without_a_map_or_with_one_too_small_nothing_is_advised(tmp_path: Path) -> None:
+    write_folder(tmp_path, "few-shot", ["fedavg", "fedprox"], [""])
+    write_site(tmp_path / "site", tmp_path)
+    assert "What to try" not in Read(tmp_path / "site" / "index.html").text
+    known = write_map(tmp_path)
+    few = known.runs["setting"].isin(list(known.places)[:2])
+    write_evidence(Evidence(known.runs[few]), tmp_path / "map" / "evidence.csv")
+    write_site(tmp_path / "site", tmp_path)
+    assert "What to try" not in Read(tmp_path / "site" / "index.html").text
+
+
+def test_a_method_says_when_it_is_worth_trying(site: Path) -> None:
+    said = {
+        name: Read(site / "methods" / f"{name}.html").text for name in ("fedavg", "fedprox", "promptfl", "fedproto")
+    }
+    # first in all tables: of few-shot by rank, of odd and map as well
+    assert "Best mean in 5 of 5 tables. " in said["fedavg"] and "FedAvg wherever" not in said["fedavg"]
+    # alone: second in all five, 10 behind; few-shot ties it with the first
+    assert "Best mean in none of 5 tables, not told from the best in 2 more. Behind FedAvg wherever" in said["fedprox"]
+    assert "both were tried, in 5 comparisons; mean difference in points: -10.0 under" in said["fedprox"]
+    # alone in the two of map only, which say nothing of their clients
+    behind = (
+        "Behind FedAvg wherever both were tried, in 2 comparisons; mean difference in points: -20.0 under other kinds"
+    )
+    assert (
+        f"Best mean in none of 2 tables. {behind} (2). Not tried under label skew or under feature" in said["promptfl"]
+    )
+    assert "Not tried in any of these results." in said["fedproto"]
+
+
+def table(scenario: str, *entries: BoardLine) -> BoardTable:
+    return BoardTable(1, "t", "fedavg", "accuracy", scenario, entries)
+
+
+def line(label: str, mean: float, rank: int, tied: int, **other: Any) -> BoardLine:
+    known = {"methods": (label.split(" ")[0],), "backbone": "b", "tuned": False} | other
+    empty = dict.fromkeys(("dataset", "setting", "score", "delta", "seeds", "failure"), "")
+    return BoardLine(**known, **empty, row=label, label=label, mean=mean, rank=rank, tied_rank=tied, runs=())
+
+
+def test_worth_compares_alike_with_alike_by_kind() -> None:
+    tables = [
+        table("imbalance 100.0, iid", line("ccvr", 70, 1, 1), line("fedavg", 60, 2, 2)),
+        table("imbalance 100.0, iid", line("ccvr", 66, 1, 1), line("fedavg", 60, 2, 1)),
+        table("imbalance 1.0, iid", line("fedavg", 60, 1, 1), line("ccvr", 59, 2, 1)),
+        # another backbone, another tuning and another form of it say nothing
+        table("dirichlet(0.1)", line("ccvr", 90, 1, 1, backbone="c"), line("fedavg (tuned)", 50, 2, 2, tuned=True)),
+        table("dirichlet(0.1)", line("ccvr at 2", 90, 1, 1), line("fedavg", 50, 2, 2)),
+        table("domain(1)", line("fst-cbdg (no labels)", 50, 2, 2), line("clip-zs (no labels)", 52, 1, 1)),
+        table("domain(1), 40 % symmetric label noise", line("fedavg", 50, 1, 1)),
+    ]
+    assert worth("ccvr", tables) == (
+        "Best mean in 3 of 4 tables, not told from the best in 1 more. Ahead of FedAvg by mean in 2 of 3 comparisons, "
+        "by rank in 1; mean difference in points: +8.0 under a long tail (2) to -1.0 under no heterogeneity (1). "
+        "Not tried under few or wrong labels or under feature skew."
+    )
+    unlabelled = (
+        "Behind CLIP without training wherever both were tried, in 1 comparison; mean difference in points: -2.0"
+    )
+    assert f"{unlabelled} under feature skew (1)." in worth("fst-cbdg", tables)
+    both = line("ccvr", 1, 1, 1, methods=("ccvr", "cka")), line("fedavg", 1, 2, 1, methods=("cka",))
+    assert worth("cka", [table("iid", *both)]) == (
+        "Tried only with others or changed. Best mean in 1 of 1 table. Ahead of FedAvg by mean in 0 of 1 comparison, "
+        "by rank in 0; mean difference in points: +0.0 under no heterogeneity (1)."
+    )
+
+
 def test_a_method_has_its_ranks_runs_and_equations(site: Path) -> None:
     page = Read(site / "methods" / "fedprox.html")
     for known in ("MLSys 2020", "Hyper-parameters", "plugins/fedbench_methods/fedprox.py", "1 shot", "0, 1"):
@@ -137,7 +267,9 @@ def test_a_tied_rank_is_shown_where_the_folder_has_one(site: Path) -> None:
 
 def test_names_stay_in_the_folder_and_are_no_html(site: Path, results: Path) -> None:
     written = [file.relative_to(site) for file in site.rglob("*") if file.is_file()]
-    assert {file.parts[0] for file in written} == {"index.html", "methods", "suites", "data", LISTING}
+    assert {file.parts[0] for file in written} == {
+        *("index.html", "site.css", "methods", "suites", "data", "pictures", LISTING)
+    }
     assert not list(site.parent.glob("*.html"))
     odd = site / "methods" / f"{slug('../../Über <b>')}.html"
     assert "isn't installed" in Read(odd).text and "<b>" not in odd.read_text("utf-8")

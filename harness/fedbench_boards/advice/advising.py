@@ -12,8 +12,9 @@ intervals. A suite replays the federation's counts with a shortlist of rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +25,7 @@ import yaml
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
+from fedbench.core.wording import NONE
 from fedbench.datasets import load_dataset
 from fedbench.suites.suite import Row, Suite, load_suite
 from fedbench_boards.advice.evidence import GLOBAL, Evidence, Measures
@@ -35,7 +37,7 @@ LEVEL = 0.9
 LEAST_SPREAD = 0.5
 """The least spread in points, so that no error is divided by next to nothing."""
 MOST = 3
-"""The most rows of a shortlist."""
+"""The most rows of a shortlist, unless more are asked for."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ class Advice:
         return min(self.nearest.values()) > self.usual
 
 
-def advise(evidence: Evidence, measures: Measures, baseline: str, constraints: Constraints = Constraints()) -> Advice:
+def advise(
+    evidence: Evidence, measures: Measures, baseline: str, constraints: Constraints = Constraints(), most: int = MOST
+) -> Advice:
     """The shortlist for a federation with these ``measures``; ``baseline`` is the label of the row compared with.
 
     FedbenchError where fewer than three settings are measured, or no row meets the constraints.
@@ -92,41 +96,42 @@ def advise(evidence: Evidence, measures: Measures, baseline: str, constraints: C
     places = evidence.places
     if len(places) < 3:
         raise FedbenchError(f"the evidence has {len(places)} settings; advice needs three at least.")
-    chosen = _shortlist(evidence, measures, baseline, constraints)
-    left_out = _left_out(evidence, baseline, constraints)
+    chosen = _ranked(evidence, measures, baseline, constraints)[:most]
     half = [
-        _half_width(evidence, measures, chosen[0].row, other, constraints.needs, left_out)
+        _half_width(evidence, measures, chosen[0].row, other, baseline, constraints)
         for other in (baseline, *(choice.label for choice in chosen[1:]))
     ]
     distances = _distances(places, measures)
     return Advice(
         measures=measures,
         nearest=dict(list(distances.items())[:NEAREST]),
-        usual=max(_to_nearest(places)),
+        usual=max(evidence.to_nearest),
         choices=tuple(replace(choice, half_width=width) for choice, width in zip(chosen, half, strict=True)),
         baseline=baseline,
     )
 
 
-def _shortlist(evidence: Evidence, measures: Measures, baseline: str, constraints: Constraints) -> list[Choice]:
-    weights = _weights(evidence.places, measures)
+def _ranked(evidence: Evidence, measures: Measures, baseline: str, constraints: Constraints) -> list[Choice]:
+    weights = _weights(evidence, measures)
     runs = evidence.runs[evidence.runs["setting"].isin(weights)]
     score = constraints.needs
     base = _means(runs[runs["label"] == baseline], score)
     if base.empty:
         raise FedbenchError(f"the evidence has no row {baseline!r} with a score for what is needed ({score}).")
     choices = []
-    for row, own in runs[_is_allowed(runs, constraints)].groupby("row", sort=False):
-        means = _means(own, score)
-        shared = [setting for setting in weights if setting in means and setting in base]
+    allowed = runs[_is_allowed(runs, constraints)]
+    by_setting = allowed.groupby(["row", "setting"], sort=False)[[score, "megabytes"]].mean()
+    for row, own in allowed.groupby("row", sort=False):
+        means = by_setting.loc[row]
+        shared = [setting for setting in weights if setting in means.index and setting in base]
         if len(shared) < len(base):
             continue  # not measured everywhere around here
         shares = np.array([weights[setting] for setting in shared])
         shares /= shares.sum()
-        sent = float(shares @ [own.loc[own["setting"] == setting, "megabytes"].mean() for setting in shared])
+        sent = float(shares @ means.loc[shared, "megabytes"])
         if sent > constraints.most_megabytes:
             continue
-        expected = float(shares @ means[shared])
+        expected = float(shares @ means.loc[shared, score])
         choices.append(
             Choice(
                 row=str(row),
@@ -140,7 +145,7 @@ def _shortlist(evidence: Evidence, measures: Measures, baseline: str, constraint
         )
     if not choices:
         raise FedbenchError("no measured row meets these constraints; loosen one of them.")
-    return sorted(choices, key=lambda choice: -choice.score)[:MOST]
+    return sorted(choices, key=lambda choice: -choice.score)
 
 
 def _is_allowed(runs: pd.DataFrame, constraints: Constraints) -> pd.Series:
@@ -163,60 +168,51 @@ def _distances(places: Mapping[str, Measures], measures: Measures) -> dict[str, 
     return dict(sorted(distances.items(), key=lambda item: item[1]))
 
 
-def _to_nearest(places: Mapping[str, Measures]) -> list[float]:
-    """The distance of every setting to the nearest other one."""
-    return [
-        min(here.steps_to(there) for other, there in places.items() if other != setting)
-        for setting, here in places.items()
-    ]
-
-
-def _weights(places: Mapping[str, Measures], measures: Measures) -> dict[str, float]:
-    near = dict(list(_distances(places, measures).items())[:NEAREST])
-    width = max(float(np.median(_to_nearest(places))), 1e-9)
+def _weights(evidence: Evidence, measures: Measures) -> dict[str, float]:
+    near = dict(list(_distances(evidence.places, measures).items())[:NEAREST])
+    width = max(float(np.median(evidence.to_nearest)), 1e-9)
     least = min(near.values())
     # relative to the nearest, so that far away the weights do not all vanish
     return {setting: math.exp(-(distance**2 - least**2) / (2 * width**2)) for setting, distance in near.items()}
 
 
+@lru_cache(maxsize=1)
 def _left_out(evidence: Evidence, baseline: str, constraints: Constraints) -> dict[str, tuple[Evidence, Choice]]:
     """Setting -> the evidence without it, and the first choice there by this evidence."""
     left_out = {}
     for setting, measures in evidence.places.items():
         rest = evidence.without(setting)
         try:
-            left_out[setting] = rest, _shortlist(rest, measures, baseline, constraints)[0]
+            left_out[setting] = rest, _ranked(rest, measures, baseline, constraints)[0]
         except FedbenchError:
             continue
     return left_out
 
 
-def _half_width(
-    evidence: Evidence,
-    measures: Measures,
-    row: str,
-    other: str,
-    score: str,
-    left_out: Mapping[str, tuple[Evidence, Choice]],
-) -> float:
-    """Half the width of the interval of a row's margin over ``other``: a quantile of errors, times the spread here.
-
-    Errors are in units of the spread there, and those of whichever row is first in a setting left out; settings in
-    which that is ``other`` itself are skipped. Infinite for too few errors, or without common seeds.
-    """
-    misses = []
-    for setting, (rest, first) in left_out.items():
+@lru_cache(maxsize=256)
+def _misses(evidence: Evidence, other: str, baseline: str, constraints: Constraints) -> list[float]:
+    """Errors, in spreads, of the first row's margin over ``other`` in settings left out in which it is another row."""
+    misses, score = [], constraints.needs
+    for setting, (rest, first) in _left_out(evidence, baseline, constraints).items():
         if first.label == other:
             continue
         margin, spread = _margin(rest, evidence.places[setting], first.row, other, score)
         miss = abs(true_margins(evidence, setting, other, score, {first.row})[first.row] - margin) / spread
         if not math.isnan(miss):
             misses.append(miss)
+    return sorted(misses)
+
+
+def _half_width(
+    evidence: Evidence, measures: Measures, row: str, other: str, baseline: str, constraints: Constraints
+) -> float:
+    """Half the width of the interval of a row's margin over ``other``; infinite for too few misses or common seeds."""
+    misses = _misses(evidence, other, baseline, constraints)
     rank = math.ceil(LEVEL * (len(misses) + 1))
-    _, spread = _margin(evidence, measures, row, other, score)
+    _, spread = _margin(evidence, measures, row, other, constraints.needs)
     if rank > len(misses) or math.isnan(spread):
         return math.inf
-    return float(np.sort(misses)[rank - 1]) * spread
+    return float(misses[rank - 1]) * spread
 
 
 def _margin(evidence: Evidence, measures: Measures, row: str, baseline: str, score: str) -> tuple[float, float]:
@@ -225,7 +221,7 @@ def _margin(evidence: Evidence, measures: Measures, row: str, baseline: str, sco
     More seeds do not narrow the spread. Seeds are paired, and settings are weighted as in scores. NaN without common
     seeds.
     """
-    weights = _weights(evidence.places, measures)
+    weights = _weights(evidence, measures)
     runs = evidence.runs[evidence.runs["setting"].isin(weights)]
     own, base = (
         runs[chosen].groupby(["setting", "seed"])[score].mean()
@@ -247,6 +243,29 @@ def true_margins(
     runs = evidence.runs[evidence.runs["setting"] == setting]
     base = runs.loc[runs["label"] == baseline, needs].mean()
     return {row: float(runs.loc[runs["row"] == row, needs].mean() - base) for row in rows}
+
+
+def interval_shown(margin: float, half_width: float) -> str:
+    """An interval in words, within what accuracies can be; a dash where it is unknown."""
+    if not math.isfinite(half_width):
+        return NONE
+    return f"{max(margin - half_width, -100.0):+.1f} to {min(margin + half_width, 100.0):+.1f}"
+
+
+def doubts(advice: Advice) -> Iterator[str]:
+    """What the evidence does not decide here, a sentence each."""
+    first, *others = advice.choices
+    close = [other.label for other in others if first.score - other.score <= other.half_width]
+    if close:
+        yield f"{first.label} can't be told from {' and '.join(close)} by this evidence."
+    if math.isfinite(first.half_width) and first.margin - first.half_width <= 0:
+        yield f"That {first.label} beats {advice.baseline} here is not certain: the interval holds zero."
+    if advice.is_far:
+        yield (
+            f"Far from all that is measured: the nearest setting is {min(advice.nearest.values()):.1f} steps away, and "
+            f"no two neighbours on the map are further apart than {advice.usual:.1f}. The interval does not cover "
+            "this: measure it by fedbench advise --run."
+        )
 
 
 _FROM_COUNTS = ("imbalance", "imbalance_factor", "partition", "dirichlet_alpha", "clients", "min_client_size")

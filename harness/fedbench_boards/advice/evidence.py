@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -64,8 +64,8 @@ class Measures:
 
     def steps_to(self, other: Measures) -> float:
         """The Euclidean distance in units of `UNITS`."""
-        units = np.array([UNITS[field.name] for field in fields(self)])
-        return float(np.linalg.norm((np.array(astuple(self)) - np.array(astuple(other))) / units))
+        steps = [(getattr(self, name) - getattr(other, name)) / unit for name, unit in UNITS.items()]
+        return float(np.linalg.norm(steps))
 
 
 def measures_of(counts: IntArray, participation: float) -> Measures:
@@ -143,6 +143,12 @@ class Evidence:
         names = [field.name for field in fields(Measures)]
         means = self.runs.drop_duplicates(["setting", "seed"]).groupby("setting", sort=False)[names].mean()
         return {str(setting): Measures(**dict(row)) for setting, row in means.iterrows()}
+
+    @cached_property
+    def to_nearest(self) -> list[float]:
+        """The distance of every setting to the nearest other one."""
+        places = self.places.items()
+        return [min(here.steps_to(there) for other, there in places if other != name) for name, here in places]
 
     def without(self, setting: str) -> Evidence:
         """The evidence without one setting."""

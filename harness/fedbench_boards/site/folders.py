@@ -26,7 +26,7 @@ _OF_BOARD = (
 )
 """The columns that every leaderboard.csv has."""
 _OF_RUNS = ("suite", "seed", "run_id", "started")
-_PICTURES = (".png", ".svg")
+PICTURES = (".png", ".svg")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class BoardLine:
     """Rank by what the table is ranked by; None for a row without it."""
     tied_rank: int | None
     """The rank of the first row that its seeds can't tell it from; None if the folder does not say."""
+    mean: float
     score: str
     """``mean ± std`` of what the table is ranked by, in %."""
     delta: str
@@ -70,6 +71,8 @@ class BoardTable:
     baseline: str
     metric: str
     """Heading of what it is ranked by."""
+    scenario: str
+    """The board's words for the scenario; "" if the folder has none."""
     entries: tuple[BoardLine, ...]
 
     @property
@@ -134,7 +137,7 @@ class ResultsOf:
     @cached_property
     def page(self) -> str:
         """The content of the folder's own page; "" if it has none."""
-        return _text(self.path / "index.html")
+        return own_text(self.path / "index.html")
 
     def mean_ranks(self) -> dict[str, float]:
         """Label -> mean rank, best first, of the rows that every table ranks; empty for fewer than two of both."""
@@ -163,7 +166,7 @@ def read_folders(given: Path) -> list[ResultsOf]:
     folder = expanded(given, "--results")
     if not folder.is_dir():
         raise FedbenchError(f"--results {str(given)!r} is no folder; give one that `fedbench publish` wrote into.")
-    folders = [path for path in sorted(folder.iterdir()) if all(_is_own(path / name) for name in (RESULTS, BOARD))]
+    folders = [path for path in sorted(folder.iterdir()) if all(is_own(path / name) for name in (RESULTS, BOARD))]
     if not folders:
         raise FedbenchError(
             f"--results {str(given)!r} has no folder with {BOARD} and {RESULTS}; "
@@ -172,13 +175,13 @@ def read_folders(given: Path) -> list[ResultsOf]:
     return [_read(path) for path in folders]
 
 
-def _is_own(file: Path) -> bool:
+def is_own(file: Path) -> bool:
     """Whether it is a file and no link: a link may lead to a private file of this machine."""
     return file.is_file() and not file.is_symlink()
 
 
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace") if _is_own(file) else ""
+def own_text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if is_own(file) else ""
 
 
 def _read(path: Path) -> ResultsOf:
@@ -198,8 +201,8 @@ def _read(path: Path) -> ResultsOf:
         date=max((line["started"][:10] for line in results), default=""),
         commits=tuple(dict.fromkeys(line["commit"][:7] for line in results if line.get("commit"))),
         commands=tuple(dict.fromkeys(map(str, commands))),
-        licence=read_manifest(path).licence if _is_own(path / MANIFEST) else "",
-        findings=_text(path / "findings.md"),
+        licence=read_manifest(path).licence if is_own(path / MANIFEST) else "",
+        findings=own_text(path / "findings.md"),
         figures=_pictures(path / "figures"),
         suite=load_suite(name) if name in suite_names() else None,
     )
@@ -209,7 +212,7 @@ def _pictures(folder: Path) -> tuple[Path, ...]:
     """Each picture of ``folder`` once: as SVG if there are both formats."""
     if not folder.is_dir() or folder.is_symlink():
         return ()
-    files = [file for file in sorted(folder.iterdir()) if file.suffix in _PICTURES and _is_own(file)]
+    files = [file for file in sorted(folder.iterdir()) if file.suffix in PICTURES and is_own(file)]
     drawn = {file.stem for file in files if file.suffix == ".svg"}
     return tuple(file for file in files if file.suffix == ".svg" or file.stem not in drawn)
 
@@ -227,7 +230,8 @@ def _tables(lines: Sequence[Mapping[Any, Any]]) -> tuple[BoardTable, ...]:
         title += f" ({titles[title]})" if titles[title] > 1 else ""
         headline = block[0]["headline"]
         entries = tuple(_entry(line, headline) for line in block)
-        tables.append(BoardTable(number, title, block[0]["baseline"], heading(headline), entries))
+        scenario = block[0].get("scenario", "")
+        tables.append(BoardTable(number, title, block[0]["baseline"], heading(headline), scenario, entries))
     return tuple(tables)
 
 
@@ -244,6 +248,7 @@ def _entry(line: Mapping[Any, Any], headline: str) -> BoardLine:
         setting=line["setting"],
         rank=None if math.isnan(rank) or math.isnan(mean) else int(rank),
         tied_rank=None if math.isnan(tied) or math.isnan(mean) else int(tied),
+        mean=mean,
         score=spread(mean, _number(line.get(f"{headline}_std", ""))),
         delta=f"{delta} *" if line["significance"] == "significant" else delta,
         seeds=seeds_shown(line["seed_list"].split(", ")),

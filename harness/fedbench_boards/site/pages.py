@@ -24,6 +24,7 @@ from fedbench.datasets.catalogue import DataCard, card_of, plain_name
 from fedbench.kinds.registry import METHOD, installed
 from fedbench.models import pretraining_of
 from fedbench.plugins.description import Description, Descriptions
+from fedbench_boards.site.answers import front_pictures, what_to_try, worth
 from fedbench_boards.site.folders import BoardLine, BoardTable, ResultsOf, read_folders
 from fedbench_boards.site.text import Told, findings, in_repository, seeds_shown, slug, source_of, told, with_code
 
@@ -224,14 +225,19 @@ class _Site:
             undefined=StrictUndefined,
         )
         # package files; autoescape would break their quotes
-        environment.globals.update(
-            css=Markup(_shipped("site.css")), js=Markup(_shipped("site.js")), version=__version__
-        )
-        environment.globals.update(slug=slug, data_name=name_of, code_link=self._code, place=self._place)
+        environment.globals.update(js=Markup(_shipped("site.js")), to_try=what_to_try(folders), version=__version__)
+        tables = [table for results in folders for table in results.tables]
+        environment.globals.update(worth=partial(worth, tables=tables), place=self._place)
+        environment.globals.update(slug=slug, data_name=name_of, code_link=self._code)
         environment.filters.update(code=with_code, shown_seeds=seeds_shown)
         self._environment = environment
 
     def write_all(self) -> None:
+        self._text("site.css", _shipped("site.css"))
+        front = [
+            (f"../{quote(file.name)}" if self.beside else self._copied("pictures", file), words)
+            for file, words in front_pictures(self.folders[0].path.parent)
+        ]
         across = []
         for results in self.folders:
             if results.page and self.beside:
@@ -239,7 +245,7 @@ class _Site:
             elif results.page and len(results.page) <= MOST_BOARD_BYTES:
                 self._text(f"suites/{results.slug}/board.html", results.page)
                 self._boards[results.slug] = results.page
-            figures = [self._copied(results, file) for file in results.figures]
+            figures = [Path(self._copied(f"suites/{results.slug}", file)).name for file in results.figures]
             across += [(results, name) for name in figures if Path(name).stem in ACROSS]
             seen = dict.fromkeys(sentence for table in results.tables for sentence in seen_in(table))
             told = findings(results.findings, partial(self._target, results)) if results.findings else Markup()
@@ -262,6 +268,7 @@ class _Site:
             folders=self.folders,
             methods=self.methods,
             data=self.data,
+            front=front,
             across=across,
             entries=entries,
         )
@@ -286,10 +293,10 @@ class _Site:
             temporary.write_text(text, encoding="utf-8")
             self.size += temporary.stat().st_size
 
-    def _copied(self, results: ResultsOf, file: Path) -> str:
-        """Copy a picture beside the suite's page; its path from the page's folder."""
-        name = f"{slug(file.stem)}{file.suffix}"
-        with self._file(f"suites/{results.slug}/{name}") as temporary:
+    def _copied(self, folder: str, file: Path) -> str:
+        """Copy a picture into a folder of the site; its path from the site's first page."""
+        name = f"{folder}/{slug(file.stem)}{file.suffix}"
+        with self._file(name) as temporary:
             shutil.copyfile(file, temporary)
             self.size += temporary.stat().st_size
         return name

@@ -25,6 +25,7 @@ from fedbench.cli.options import (
 )
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
+from fedbench.core.wording import NONE
 from fedbench.workflow.console import resumable, say, show_table
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def publish(
     """Run a suite, tune it, run it tuned, and write the leaderboard with page and figures.
 
     Every step goes on where it was stopped, so the same command finishes what was interrupted. With --site: one static
-    site of the result folders there are, with a page for every suite, method and data set.
+    site: first the pictures that README.md in --results shows, then a page for every suite, method and data set there.
     """
     if site is not None:
         _refuse_beside_site(ctx)
@@ -272,7 +273,7 @@ def advise(
 
 
 def _show(found: Advice) -> None:
-    from fedbench_boards.advice.advising import LEVEL
+    from fedbench_boards.advice.advising import LEVEL, interval_shown
     from fedbench_boards.advice.evidence import WORDS
 
     measures = [(WORDS[name], f"{value:.2f}") for name, value in asdict(found.measures).items()]
@@ -283,10 +284,8 @@ def _show(found: Advice) -> None:
     say("")
     rows = []
     for choice in found.choices:
-        low = max(choice.margin - choice.half_width, -100.0)
-        high = min(choice.margin + choice.half_width, 100.0)
-        is_known = choice is found.choices[0] and math.isfinite(choice.half_width)  # others' are of another margin
-        interval = f"{low:+.1f} to {high:+.1f}" if is_known else "–"
+        # others' are of another margin
+        interval = interval_shown(choice.margin, choice.half_width) if choice is found.choices[0] else NONE
         scores = (f"{choice.score:.1f}", f"{choice.margin:+.1f}", interval)
         rows.append((choice.label, *scores, f"{choice.megabytes:.3g}", len(choice.runs)))
     numbers = ("expected %", f"over {found.baseline}", f"{LEVEL:.0%} of errors", "MB", "runs")
@@ -296,9 +295,9 @@ def _show(found: Advice) -> None:
 
 def _caveats(found: Advice, runs: pd.DataFrame, *, is_personal: bool) -> Iterator[str]:
     """How the advice knows, and what it does not know."""
-    from fedbench_boards.advice.advising import LEVEL
+    from fedbench_boards.advice.advising import LEVEL, doubts
 
-    first, *others = found.choices
+    first = found.choices[0]
     suites, data, backbones = (", ".join(sorted(set(runs[of]))) for of in ("suite", "dataset", "backbone"))
     more = " and others" if len(first.runs) > 6 else ""
     yield (
@@ -313,16 +312,6 @@ def _caveats(found: Advice, runs: pd.DataFrame, *, is_personal: bool) -> Iterato
     else:
         yield "There are too few measured settings, or seeds in common, to say how far this is off."
     yield "What it does not know: your data and your backbone. Accuracies will differ; margins may."
-    close = [other.label for other in others if first.score - other.score <= other.half_width]
-    if close:
-        yield f"{first.label} can't be told from {' and '.join(close)} by this evidence."
-    if math.isfinite(first.half_width) and first.margin - first.half_width <= 0:
-        yield f"That {first.label} beats {found.baseline} here is not certain: the interval holds zero."
-    if found.is_far:
-        yield (
-            f"Far from all that is measured: the nearest setting is {min(found.nearest.values()):.1f} steps away, and "
-            f"no two neighbours on the map are further apart than {found.usual:.1f}. The interval does not cover this: "
-            "measure it by --run."
-        )
+    yield from doubts(found)
     if is_personal:
         yield "Scores are means over clients by their own models, or by the global one where a row has none."

@@ -32,6 +32,29 @@
     status.textContent = words.length ? `${found.length} found${found.length > MOST ? `, ${MOST} shown` : ""}` : "";
   };
 
+  const advise = () => {
+    const { answers, pages } = JSON.parse(document.getElementById("answers").textContent);
+    const section = document.getElementById("try");
+    const picks = [...section.querySelectorAll("select")];
+    const body = section.querySelector("tbody");
+    const pattern = body.rows[0];
+    const show = () => {
+      const answer = answers[picks.map((pick) => pick.value).join("|")];
+      const { rows, said } = answer ?? { rows: [], said: "The map has no such setting." };
+      section.querySelector(".said").textContent = said;
+      body.replaceChildren(...rows.map(([label, ...texts]) => {
+        const row = pattern.cloneNode(true);
+        Object.assign(row.querySelector("a"), { href: pages[label], textContent: label });
+        row.querySelectorAll("td > *").forEach((part, at) => { part.textContent = texts[at]; });
+        return row;
+      }));
+    };
+    section.querySelector("form").hidden = false;
+    section.addEventListener("change", show);
+    show(); // a page that is gone back to keeps what was chosen
+  };
+  if (document.getElementById("answers")) advise();
+
   form.hidden = false;
   query.addEventListener("input", search);
   form.addEventListener("submit", (event) => {
