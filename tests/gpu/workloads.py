@@ -9,22 +9,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import open_clip
 import torch
 from safetensors.torch import save_file
 
-from fedbench.core.method.tasks import ClientTask
-from fedbench.core.types import Update
-from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds.executors import ExecutorName, cohort
-from fedbench.rounds.executors.cohort import Cohort
-from fedbench.rounds.executors.sequential import Sequential
+from fedbench.rounds.executors import ExecutorName
 from fedbench.rounds.loop import evaluate, start, train_round
 from fedbench.rounds.run import Run
 from fedbench.runs.prepare import prepare
@@ -42,8 +36,6 @@ CNN_ROUNDS = 30
 ARCH = "ViT-B-16"
 RUNS, TINY_RUNS = 8, 2
 """Of W6, which has 200 on a CPU: every process sets up the device first."""
-LOOSE = 1e-2
-"""Of the largest gradient. On an H200 without TF32 stacked ones of W1 were further apart than 1e-3."""
 BOTH: tuple[ExecutorName, ...] = ("sequential", "auto")
 Way = tuple[str, Callable[[], Run]]
 
@@ -76,11 +68,14 @@ def _trained(device: str, folder: Path, rounds: int, *, is_tiny: bool) -> Iterat
     yield (
         "W1 CNN on images, 10 clients",
         [
-            ("one after another", lambda: bench(cnn)),
-            ("one after another, without TF32", lambda: bench(cnn)),
-            ("one after another, bfloat16", lambda: bench(cnn, precision="bfloat16")),
-            ("one after another, augmented there", lambda: bench(cnn, augment="sample")),
-            ("stacked (vmap over clients), without TF32", lambda: stacked(bench(cnn))),
+            ("one after another", lambda: bench(cnn, "sequential")),
+            ("one after another, without TF32", lambda: bench(cnn, "sequential")),
+            ("one after another, bfloat16", lambda: bench(cnn, "sequential", precision="bfloat16")),
+            ("one after another, augmented there", lambda: bench(cnn, "sequential", augment="sample")),
+            ("at once", lambda: bench(cnn, "cohort")),
+            ("at once, without TF32", lambda: bench(cnn, "cohort")),
+            ("at once, bfloat16", lambda: bench(cnn, "cohort", precision="bfloat16")),
+            ("at once, augmented there", lambda: bench(cnn, "cohort", augment="sample")),
         ],
     )
     yield "W2 linear head, 10 clients", [(executor, lambda e=executor: bench(head, e)) for executor in BOTH]  # type: ignore[misc]
@@ -114,24 +109,6 @@ def random_weights(folder: Path) -> str:
 
 def _shrunk(job: Job, rounds: int) -> Job:
     return replace(job, clients=4, samples=20, cohort=2, batch=10, rounds=rounds, train=80, test=40)
-
-
-class Looser(Cohort):
-    """Convolutions of all clients at once round otherwise than one client's: by more than the product lets pass."""
-
-    def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
-        """As the product does, but for how near gradients have to be."""
-        with patch.object(cohort, "TOLERANCE", LOOSE):
-            return super().train(tasks)
-
-
-def stacked(run: Run) -> Run:
-    """``run`` on images that are transformed once and for all, with its cohorts' clients stacked like those of a head.
-
-    What the product does not do on its own, tried out: convolutions of many clients become grouped ones.
-    """
-    table = FeatureInputs(run.train.read(torch.arange(len(run.train))), is_image=True)
-    return replace(run, train=table, executor=Looser(run.assembly, Sequential(), strict=True))
 
 
 def timed(what: str, how: str, make: Callable[[], Run], device: str, first: float | None) -> Line:

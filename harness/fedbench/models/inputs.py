@@ -256,12 +256,15 @@ class ImageInputs:
         return len(self.images) if self.indices is None else int(self.indices.shape[0])
 
     def read(self, indices: Tensor) -> Tensor:
-        chosen = indices if self.indices is None else self.indices[indices]
-        return self.transform(self.images.read(chosen).to(self.device)).contiguous(memory_format=torch.channels_last)
+        pixels = self.images.read(self.rows_of(indices)).to(self.device)
+        return self.transform(pixels).contiguous(memory_format=torch.channels_last)
 
     def select(self, indices: Tensor) -> ImageInputs:
-        chosen = indices if self.indices is None else self.indices[indices]
-        return ImageInputs(self.images, self.transform, self.device, chosen)
+        return ImageInputs(self.images, self.transform, self.device, self.rows_of(indices))
+
+    def rows_of(self, indices: Tensor) -> Tensor:
+        """The images of the source at ``indices`` (b,), int64 (b,)."""
+        return indices if self.indices is None else self.indices[indices]
 
     def resident(self) -> InputSource:
         """All images transformed, if they fit into ``RESIDENT_BYTES``; else the images unchanged.

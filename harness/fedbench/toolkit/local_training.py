@@ -200,11 +200,19 @@ def crop_and_flip(images: Tensor, *, per_sample: bool, generator: torch.Generato
 
     With ``per_sample`` false one offset and one flip decision serve the whole batch, as in the CReFF family's code.
     """
-    count, _, height, width = images.shape
-    draws = count if per_sample else 1
+    return cropped_and_flipped(images, *drawn_crops(len(images) if per_sample else 1, generator, padding), padding)
+
+
+def drawn_crops(draws: int, generator: torch.Generator, padding: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    """Offsets from the top and from the left of padded images and whether each is flipped, (draws,) each."""
     top = torch.randint(0, 2 * padding + 1, (draws,), generator=generator)
     left = torch.randint(0, 2 * padding + 1, (draws,), generator=generator)
-    flip = torch.rand(draws, generator=generator) < 0.5
+    return top, left, torch.rand(draws, generator=generator) < 0.5
+
+
+def cropped_and_flipped(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, padding: int = 4) -> Tensor:
+    """The ``images`` (b, c, h, w) cut out and flipped as drawn, each by its own draw or all by one."""
+    count, _, height, width = images.shape
     rows = top[:, None] + torch.arange(height)
     columns = left[:, None] + torch.arange(width)
     columns = torch.where(flip[:, None], columns.flip(1), columns)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fedbench.core.types import Model, Update
     from fedbench.plugins.assembly import Assembly
 
+SMALL = 5_000_000
+"""The most weights of a network on images that is stacked unasked: resnet8 and fedavg-cnn have fewer, ResNet-18 more."""
 ExecutorName = Literal["auto", "cohort", "sequential"]
 EXECUTORS: tuple[ExecutorName, ...] = ("auto", "cohort", "sequential")
 
@@ -61,7 +63,7 @@ def executor_for(name: ExecutorName, training: Training, assembly: Assembly, mod
     one_by_one = Sequential(cores)
     if name == "sequential":
         return one_by_one
-    obstacle = _obstacle(training, assembly, model)
+    obstacle = _obstacle(name, training, assembly, model)
     if obstacle is None:
         return Cohort(assembly, one_by_one, strict=name == "cohort")
     if name == "cohort":
@@ -70,15 +72,20 @@ def executor_for(name: ExecutorName, training: Training, assembly: Assembly, mod
     return one_by_one
 
 
-def _obstacle(training: Training, assembly: Assembly, model: Model) -> str | None:
-    """The reason why clients cannot be trained at once, whatever the loss; None if they may be."""
+def _obstacle(name: ExecutorName, training: Training, assembly: Assembly, model: Model) -> str | None:
+    """The reason why clients cannot be trained at once, whatever the loss; None if they may be.
+
+    Small networks on images are stacked on CUDA, where they wait for launches; a CPU is busy with one client.
+    """
     trainer = assembly.answers_first("local_train")
     if trainer != "fedavg":
         return f"{trainer} trains its clients itself"
     if assembly.answers_first("local_gradients") != "fedavg":
         return f"{assembly.answers_first('local_gradients')} looks at the gradients of each client"
     if model.encoder is None:
-        return "the model is trained on images"
+        is_small = sum(weight.numel() for weight in model.weights.values()) <= SMALL
+        is_quick = is_small and any(weight.is_cuda for weight in model.weights.values())
+        return None if is_quick or name == "cohort" else "the model is trained on images"
     if training.precision != "float32":
         return f"precision={training.precision} is for models trained on images"
     if model.buffers.keys() - model.of_server:

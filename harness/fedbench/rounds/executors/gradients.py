@@ -79,7 +79,8 @@ class Vectorised:
 
     def _losses_by_size(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> Tensor:
         """Losses (a,), zero for clients whose part of the loss has no terms; NoTerms if no client's has any."""
-        losses = torch.zeros(len(batch.sizes), device=next(iter(weights.values())).device)
+        like_them = next(iter(weights.values()))
+        losses = torch.zeros(len(batch.sizes), dtype=like_them.dtype, device=like_them.device)
         answered = 0
         for part in batch.by_size():
             own = {name: part.own(weight) for name, weight in weights.items()}
@@ -96,16 +97,19 @@ class Vectorised:
     def _losses(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> Tensor:
         template = _shared(stack.tasks[0])
         samples = stack.samples(batch)
+        buffers = mapped(stack.buffers, batch.own)
         arguments: PerClient = {"weights": weights, "client": mapped(stack.clients, batch.own), "samples": samples}
+        arguments["buffers"] = buffers
         if batch.is_ragged:
             arguments["mask"] = batch.mask(samples["inputs"].device)
 
         def of_client(*flat: Tensor) -> Tensor:
             own = like(arguments, flat)
             task, samples = _task_of(template, own["client"]), own["samples"]
+            kept = {**template.buffers, **own["buffers"]}
 
             def of_batch(samples: PerClient) -> Tensor:
-                return self._loss(LocalStep(own["weights"], template.buffers, _batch_of(samples), task, batch.number))
+                return self._loss(LocalStep(own["weights"], kept, batch_of(samples), task, batch.number))
 
             if "mask" not in own:
                 return of_batch(samples)
@@ -113,7 +117,11 @@ class Vectorised:
             return cast(Tensor, (of_samples(*flat_of(samples)) * own["mask"]).sum() / own["mask"].sum())
 
         # flat, since vmap takes longer to look through nested mappings than for a small step
-        return vmap(of_client)(*flat_of(arguments))
+        losses = vmap(of_client)(*flat_of(arguments))
+        if isinstance(batch.clients, Tensor):  # what was changed are copies
+            for name, buffer in buffers.items():
+                stack.buffers[name][batch.clients] = buffer
+        return losses
 
 
 class ClosedForm:
@@ -159,7 +167,7 @@ def head_features(task: ClientTask) -> Tensor | None:
     """Features z (n, d) of every row of the input table, if a linear head on them is all that the model trains; else
     None."""
     model = task.model
-    if model.head is None or set(task.received) != {model.head.weight, model.head.bias}:
+    if model.encoder is None or model.head is None or set(task.received) != {model.head.weight, model.head.bias}:
         return None
     table: Tensor = cast(Any, task.inputs).features
     with torch.no_grad():
@@ -200,7 +208,8 @@ def _task_of(template: ClientTask, own: PerClient) -> ClientTask:
     )
 
 
-def _batch_of(samples: PerClient) -> Batch:
+def batch_of(samples: PerClient) -> Batch:
+    """One client's batch of its ``samples``."""
     inputs, index, side = samples["inputs"], samples["index"], samples["side"]
     if "labels" in samples:
         return LabelledBatch(inputs, index, samples["labels"], side)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,9 +15,15 @@ from torch.optim.sgd import sgd
 from fedbench.core.method.tasks import ClientTask
 from fedbench.core.spec import Training
 from fedbench.core.types import Tensors
-from fedbench.models.inputs import FeatureInputs
+from fedbench.models.inputs import FeatureInputs, ImageInputs
 from fedbench.plugins.guards import Snapshot
-from fedbench.toolkit.local_training import batches_of, each_model, learning_rates
+from fedbench.toolkit.local_training import (
+    batches_of,
+    cropped_and_flipped,
+    drawn_crops,
+    each_model,
+    learning_rates,
+)
 
 PerClient = dict[str, Any]
 """Nested mappings of tensors with a client axis in front: what a loss may read of a client besides its batch."""
@@ -62,15 +68,25 @@ class StackedBatch:
 class Stack:
     """Clients that train at once, those with the most local steps first."""
 
-    def __init__(self, tasks: Sequence[ClientTask], batches: Sequence[list[Tensor]] | None = None) -> None:
-        """``batches`` are each client's own (`batches_of`) by default. All inputs must be rows of one table."""
+    def __init__(
+        self,
+        tasks: Sequence[ClientTask],
+        batches: Sequence[list[Tensor]] | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """``batches`` are each client's own (`batches_of`) by default. All inputs must be rows of one table, or images
+        of one source. All that is no whole number has ``dtype``.
+        """
         tables = [batches_of(task) for task in tasks] if batches is None else batches
         order = sorted(range(len(tasks)), key=lambda i: -len(tables[i]))
         self.order = order
         """The position of each client of the stack among ``tasks``."""
-        self.tasks = [tasks[i] for i in order]
+        self.tasks = [tasks[i] if dtype == torch.float32 else _precise(tasks[i], dtype) for i in order]
         self._tables = [tables[i] for i in order]
+        self._dtype = dtype
         self.weights = _stacked([task.received for task in self.tasks], keep=False)
+        self.buffers = _stacked([own_buffers(task) for task in self.tasks], keep=False)
+        """Running statistics (K, ...), which a step changes in place."""
         self.clients: PerClient = {
             "received": _stacked([task.received for task in self.tasks]),
             "payload": _stacked([task.payload for task in self.tasks]),
@@ -82,7 +98,8 @@ class Stack:
         if self.tasks[0].class_counts is not None:
             self.clients["class_counts"] = torch.stack([_known(task.class_counts) for task in self.tasks])
         # the samples of all steps of the round as one table (K, S, b): of the client, of the feature tables, labels
-        device = self._table(self.tasks[0].inputs).device
+        first = self.tasks[0].inputs
+        device = first.device if isinstance(first, ImageInputs) else _table(first).device
         width = max(len(batch) for table in self._tables for batch in table)
         self._index = torch.zeros(len(self.tasks), len(self._tables[0]), width, dtype=torch.int64)
         for client, table in enumerate(self._tables):
@@ -94,7 +111,13 @@ class Stack:
         if self.tasks[0].labels is not None:
             known = pad_sequence([_known(task.labels).to(device) for task in self.tasks], batch_first=True)
             self._labels = known.gather(1, self._index.flatten(1)).view(self._index.shape)
+        self._crops = self._drawn() if self.has_images and self.tasks[0].training.augment != "none" else None
         self._before = Snapshot({"task": self.clients})
+
+    @property
+    def has_images(self) -> bool:
+        """Whether images are read and transformed batch by batch."""
+        return isinstance(self.tasks[0].inputs, ImageInputs)
 
     def require_unchanged(self) -> None:
         """Raise FedbenchError where a loss has changed in place what its clients received, know or keep."""
@@ -119,10 +142,12 @@ class Stack:
         """``inputs`` (a, b, ...), ``index`` (a, b) of the client, ``labels`` (a, b) if visible, ``side`` by name."""
         first = self.tasks[0]
         samples: PerClient = {
-            "inputs": rows_of(self._table(first.inputs), self.rows(batch)),
+            "inputs": self._images(batch) if self.has_images else rows_of(_table(first.inputs), self.rows(batch)),
             "index": batch.of(self._index),
-            "side": {name: rows_of(self._table(rows), batch.of(self._rows[name])) for name, rows in first.side.items()},
+            "side": {name: rows_of(_table(rows), batch.of(self._rows[name])) for name, rows in first.side.items()},
         }
+        if self._dtype != torch.float32:
+            samples = mapped(samples, lambda tensor: _as_precise(tensor, self._dtype))
         if self._labels is not None:
             samples["labels"] = batch.of(self._labels)
         return samples
@@ -143,10 +168,43 @@ class Stack:
         rows = [source.rows_of(i.flatten()) for source, i in zip(sources, self._index, strict=True)]  # type: ignore[attr-defined]
         return torch.stack(rows).view(self._index.shape)
 
-    @staticmethod
-    def _table(inputs: object) -> Tensor:
-        assert isinstance(inputs, FeatureInputs)
-        return inputs.features
+    def _images(self, batch: StackedBatch) -> Tensor:
+        """The images of a batch (a, b, c, h, w), cut out and flipped as one client alone would have them."""
+        source, rows = cast(ImageInputs, self.tasks[0].inputs), self.rows(batch)
+        images = ImageInputs(source.images, source.transform, source.device).read(rows.flatten())
+        if self._crops is not None:
+            top, left, flip = (batch.of(drawn).flatten() for drawn in self._crops)
+            images = cropped_and_flipped(images, top, left, flip)
+        return images.view(*rows.shape, *images.shape[1:])
+
+    def _drawn(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The draws of `drawn_crops` of every sample in every step of the round, (K, S, b) each."""
+        top, left = torch.zeros_like(self._index, device="cpu"), torch.zeros_like(self._index, device="cpu")
+        drawn = (top, left, torch.zeros_like(top, dtype=torch.bool))
+        for client, (task, table) in enumerate(zip(self.tasks, self._tables, strict=True)):
+            noise, per_sample = task.generator("augmentation"), task.training.augment == "sample"
+            for step, index in enumerate(table):
+                for of_all, own in zip(drawn, drawn_crops(len(index) if per_sample else 1, noise), strict=True):
+                    of_all[client, step, : len(index)] = own
+        return drawn
+
+
+def _precise(task: ClientTask, dtype: torch.dtype) -> ClientTask:
+    """``task`` with all that a loss reads of it in ``dtype``."""
+    names = ("received", "payload", "state", "buffers")
+    held = {name: getattr(task, name) for name in names} | {"constants": task.model.constants}
+    precise = mapped(held, lambda tensor: _as_precise(tensor, dtype))
+    model = replace(task.model, constants=precise.pop("constants"))
+    return replace(task, model=model, **precise)
+
+
+def _as_precise(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _table(inputs: object) -> Tensor:
+    assert isinstance(inputs, FeatureInputs)
+    return inputs.features
 
 
 class StackedOptimiser:
@@ -225,14 +283,22 @@ class StackedOptimiser:
         return kept[name][: len(like)] if like.ndim else kept[name]
 
 
+def own_buffers(task: ClientTask) -> Tensors:
+    """The buffers that training may change: all but those that the server alone changes."""
+    return {name: value for name, value in task.buffers.items() if name not in task.model.of_server}
+
+
 def signature(task: ClientTask) -> tuple[object, ...]:
     """A key that is equal for clients that can be stacked: the same tensors by name and shape, rows of the same
     tables."""
-    mappings = (task.received, task.payload, *(task.state[name] for name in sorted(task.state)))
+    own = own_buffers(task)
+    mappings = [task.received, task.payload, *(task.state[name] for name in sorted(task.state))]
+    mappings += [own] if own else []
     shapes = tuple(tuple((name, tuple(t.shape), t.dtype) for name, t in sorted(m.items())) for m in mappings)
-    tables = tuple(id(Stack._table(inputs)) for inputs in (task.inputs, *task.side.values()))
+    sources = (task.inputs, *task.side.values())
+    tables = tuple(id(one.images if isinstance(one, ImageInputs) else _table(one)) for one in sources)
     # what the server alone changes is one tensor for all of them
-    tables += tuple(id(value) for value in task.buffers.values())
+    tables += tuple(id(value) for name, value in task.buffers.items() if name not in own)
     known = (task.labels is None, task.class_counts is None)
     return (shapes, tuple(sorted(task.state)), tables, known)
 
