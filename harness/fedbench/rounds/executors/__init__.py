@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedbench.plugins.assembly import Assembly
 
 SMALL = 5_000_000
-"""The most weights of a network on images that is stacked unasked: resnet8 and fedavg-cnn have fewer, ResNet-18 more."""
+"""The most weights of a network on images that is stacked unasked: more than fedavg-cnn has, fewer than ResNet-18."""
 ExecutorName = Literal["auto", "cohort", "sequential"]
 EXECUTORS: tuple[ExecutorName, ...] = ("auto", "cohort", "sequential")
 
