@@ -103,9 +103,9 @@ def test_one_command_runs_tunes_and_writes_and_again_repeats_nothing(fedbench, t
     assert code == 0, out
     folder = tmp_path / "boards" / "toy"
     written = {path.name for path in folder.iterdir()}
-    board_files = {"results.csv", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "index.html", "manifest.json"}
+    board_files = {"results.csv.gz", "leaderboard.csv.gz", "leaderboard.md", "index.html", "manifest.json"}
     assert written == {*board_files, "tuning"}
-    board = pd.read_csv(folder / "leaderboard.csv")
+    board = pd.read_csv(folder / "leaderboard.csv.gz")
     assert sorted(board["row"]) == [
         "clip-zs · clip:embedded",
         "fedavg · clip:embedded",

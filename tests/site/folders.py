@@ -66,6 +66,6 @@ def write_folder(
                         "made_by": json.dumps([f"fedbench run --suite {name}"]),
                     }
                 )
-    pd.DataFrame(board).to_csv(folder / "leaderboard.csv", index=False)
-    pd.DataFrame(results).to_csv(folder / "results.csv", index=False)
+    pd.DataFrame(board).to_csv(folder / "leaderboard.csv.gz", index=False)
+    pd.DataFrame(results).to_csv(folder / "results.csv.gz", index=False)
     (folder / "index.html").write_text(f"<!doctype html><title>{name}</title>{''.join(anchors)}", encoding="utf-8")

@@ -48,7 +48,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "odd" / "figures").mkdir()
     (made / "odd" / "figures" / "winners.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     (made / "odd" / "figures" / "winners.png").write_bytes(b"never copied")
-    (made / "odd" / "figures" / "link.png").symlink_to(made / "odd" / "results.csv")
+    (made / "odd" / "figures" / "link.png").symlink_to(made / "odd" / "results.csv.gz")
     text = (
         "# Odd\n\nSee [few](../few-shot/findings.md), [all](leaderboard.md), [none](../gone), [x](javascript:alert(1))"
     )
@@ -175,7 +175,7 @@ def test_again_removes_what_is_gone_and_only_that(results: Path, tmp_path: Path)
 
 
 def test_what_cannot_be_a_site_is_refused(tmp_path: Path, results: Path) -> None:
-    with pytest.raises(FedbenchError, match="has no folder with leaderboard.csv"):
+    with pytest.raises(FedbenchError, match="has no folder with leaderboard.csv.gz"):
         write_site(tmp_path / "site", tmp_path)
     with pytest.raises(FedbenchError, match="is no address"):
         write_site(tmp_path / "site", results, "javascript:alert(1)//")
@@ -246,13 +246,14 @@ def test_tables_of_findings_scroll_by_themselves() -> None:
 
 
 def test_the_committed_folders_are_read() -> None:
+    from fedbench_boards.exchange.folder import BOARD, RESULTS, table_file
     from fedbench_boards.site.folders import read_folders
 
     folders = {one.name: one for one in read_folders(Path(__file__).parents[2] / "leaderboards")}
     few = folders["few-shot"]
-    board = pd.read_csv(few.path / "leaderboard.csv")
+    board = pd.read_csv(table_file(few.path, BOARD))
     assert sum(len(table.entries) for table in few.tables) == len(board)
-    runs = pd.read_csv(few.path / "results.csv", low_memory=False)
+    runs = pd.read_csv(table_file(few.path, RESULTS), low_memory=False)
     assert few.runs == len(runs) and few.suite is not None
     assert few.seeds == tuple(str(seed) for seed in sorted(runs["seed"].unique()))
     assert all(entry.runs for table in few.tables for entry in table.entries)

@@ -314,7 +314,7 @@ class _Site:
         if re.match(r"https?://|#", link):
             return link
         path, _, _ = unquote(link).partition("#")
-        if path in ("index.html", "leaderboard.md", "leaderboard.csv"):
+        if path in ("index.html", "leaderboard.md", "leaderboard.csv.gz"):
             return "#tables"
         target = results.path / path
         shown = next((file for file in results.figures if target in (file, file.with_suffix(".png"))), None)

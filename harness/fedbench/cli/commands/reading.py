@@ -59,11 +59,14 @@ def leaderboard(
     ] = None,
     test: Annotated[Literal["t", "wilcoxon"], typer.Option(help="Paired test of the differences over seeds.")] = "t",
     store: Store = None,
+    results: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A result folder in place of a store; the suite is its own.")
+    ] = None,
     published: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Published numbers; else those that ship with it.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write every format into this folder.")
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write a result folder: tables and page.")
     ] = None,
     licence: Annotated[
         str, typer.Option(metavar="SPDX", help="Of the results, as --output's manifest.json names it.")
@@ -105,8 +108,17 @@ def leaderboard(
     )
     if output is not None:
         usable_folder(output, "--output")
+    if results is not None and (output is not None or shape == "html" or store or published or target is not None):
+        raise FedbenchError(
+            "a folder has no curves: --results takes no --output, --format html, --store, --published and --target."
+        )
     uri = store_uri(store, to_write=False)
-    read = read_board(given, uri, published=published, tell=partial(complain, label="note"))
+    if results is not None:
+        from fedbench_boards.exchange.checks import read_results
+
+        read = read_results(results, given)
+    else:
+        read = read_board(given, uri, published=published, tell=partial(complain, label="note"))
     board = read.board
     if output is not None:
         made = made_by(read.stored, given)
