@@ -164,7 +164,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 _PLAIN = ("results.csv", "leaderboard.csv", "leaderboard.tex")
-"""Files of a folder that was not written by fedbench as it is now: tables that are not compressed, and the LaTeX."""
 
 
 def table_file(folder: Path, name: str) -> Path:

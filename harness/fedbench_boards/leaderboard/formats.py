@@ -100,10 +100,9 @@ def write(results: pd.DataFrame, board: Board, folder: Path, command: str) -> No
         "leaderboard.md": markdown_page(board, command),
     }
     for name, text in texts.items():
-        data = text.encode()
         with replacing(folder / name, "leaderboard", "choose another --output") as temporary:
             # without a time and a name the same text gives the same bytes
-            temporary.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
+            temporary.write_bytes(gzip.compress(text.encode(), mtime=0) if name.endswith(".gz") else text.encode())
 
 
 def markdown_page(board: Board, command: str) -> str:

@@ -49,8 +49,6 @@ class BoardLine:
     delta: str
     """Difference to the table's baseline, in points."""
     seeds: str
-    runs: tuple[str, ...]
-    """Run ids, in the order of the seeds."""
     tuned: bool
     failure: str
 
@@ -248,7 +246,6 @@ def _entry(line: Mapping[Any, Any], headline: str) -> BoardLine:
         score=spread(mean, _number(line.get(f"{headline}_std", ""))),
         delta=f"{delta} *" if line["significance"] == "significant" else delta,
         seeds=seeds_shown(line["seed_list"].split(", ")),
-        runs=tuple(json.loads(line["runs"]).values()),
         tuned=line["tuned"] == "True",
         failure=line["failure"],
     )

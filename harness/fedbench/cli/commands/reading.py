@@ -92,6 +92,7 @@ def leaderboard(
     """
     from fedbench.core.files import usable_folder
     from fedbench.tracking.schema import store_uri
+    from fedbench_boards.exchange.checks import read_results
     from fedbench_boards.leaderboard.formats import render_terminal, to_csv, to_markdown, write
     from fedbench_boards.leaderboard.latex import to_latex, to_paper
     from fedbench_boards.leaderboard.reading import ReadingOptions, made_by, read_board
@@ -112,13 +113,8 @@ def leaderboard(
         raise FedbenchError(
             "a folder has no curves: --results takes no --output, --format html, --store, --published and --target."
         )
-    uri = store_uri(store, to_write=False)
-    if results is not None:
-        from fedbench_boards.exchange.checks import read_results
-
-        read = read_results(results, given)
-    else:
-        read = read_board(given, uri, published=published, tell=partial(complain, label="note"))
+    uri, tell = store_uri(store, to_write=False), partial(complain, label="note")
+    read = read_results(results, given) if results else read_board(given, uri, published=published, tell=tell)
     board = read.board
     if output is not None:
         made = made_by(read.stored, given)
