@@ -233,7 +233,7 @@ def compress_tables(folder: ResultFolder) -> bool:
     for name in (RESULTS, BOARD):
         file = table_file(folder.path, name)
         if file in plain:
-            with replacing(folder.path / name, "table") as temporary:
+            with replacing(folder.path / name, "table", "copy the folder elsewhere") as temporary:
                 temporary.write_bytes(gzip.compress(read_bytes(file), mtime=0))
     if plain:
         _write(folder.path, folder.manifest.model_copy(update={"files": digests(folder.path, FILES)}))
