@@ -285,9 +285,11 @@ def _states(results: pd.DataFrame) -> list[tuple[str, list[str]]]:
 
 def _runs(results: pd.DataFrame) -> list[dict[str, str]]:
     hashes = ["code_hash", "data_hash", "weights_hash"]
-    short = {"commit": results["commit"].map(_short_commit)} | {name: results[name].str[:8] for name in hashes}
-    alike = results.assign(**short).groupby(["row", "setting", "commit", *hashes], sort=False, dropna=False)
-    return [dict(zip(alike.keys, map(str, told), strict=True)) | {"seed": _seeds(runs)} for told, runs in alike]
+    short = {"commit": results["commit"].map(_short_commit)}
+    short |= {name: results[name].astype(str).str[:8] for name in hashes}
+    names = ["row", "setting", "commit", *hashes]
+    alike = results.assign(**short).groupby(names, sort=False, dropna=False)
+    return [dict(zip(names, map(str, told), strict=True)) | {"seed": _seeds(runs)} for told, runs in alike]
 
 
 def _seeds(results: pd.DataFrame) -> str:
