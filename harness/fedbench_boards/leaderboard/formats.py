@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import html
 import json
 import re
@@ -17,7 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedbench.core.files import csv_text, replacing
+from fedbench.core.files import csv_text, file_bytes, replacing
 from fedbench_boards.leaderboard.across import across_table
 from fedbench_boards.leaderboard.failures import shortened
 from fedbench_boards.leaderboard.model import Board, Line, Printed, Table
@@ -101,8 +100,7 @@ def write(results: pd.DataFrame, board: Board, folder: Path, command: str) -> No
     }
     for name, text in texts.items():
         with replacing(folder / name, "leaderboard", "choose another --output") as temporary:
-            # without a time and a name the same text gives the same bytes
-            temporary.write_bytes(gzip.compress(text.encode(), mtime=0) if name.endswith(".gz") else text.encode())
+            temporary.write_bytes(file_bytes(name, text))
 
 
 def markdown_page(board: Board, command: str) -> str:
