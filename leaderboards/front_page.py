@@ -59,7 +59,7 @@ STYLE = {"font.family": "DejaVu Sans", "font.size": 9, "axes.spines.top": False,
 
 def results() -> pd.DataFrame:
     """Accuracy in percent and megabytes by method, setting and seed; every method in its plain form."""
-    table = pd.read_csv(HERE / "vlm" / "results.csv", low_memory=False)
+    table = pd.read_csv(HERE / "vlm" / "results.csv.gz", low_memory=False)
     plain = ~table["row"].str.contains(" with ")
     columns = ["method", "setting", "seed", "final/global_accuracy", "final/megabytes"]
     return table.loc[plain, columns].set_axis(["method", "setting", "seed", "accuracy", "megabytes"], axis=1)

@@ -9,7 +9,15 @@ import pytest
 
 from fedbench.core.errors import FedbenchError
 from fedbench_boards.advice.advising import NEAREST, Constraints, advise
-from fedbench_boards.advice.evidence import Evidence, Measures, measures_of, read_counts, read_evidence, write_evidence
+from fedbench_boards.advice.evidence import (
+    SHIPPED,
+    Evidence,
+    Measures,
+    measures_of,
+    read_counts,
+    read_evidence,
+    write_evidence,
+)
 
 
 def measures(skew=0.0, **given):
@@ -229,8 +237,12 @@ def test_other_files_are_refused(tmp_path, text, said):
 
 def test_evidence_is_read_as_it_was_written(tmp_path):
     known = evidence({"fedavg": [50.123456789] * 3, "best": [60] * 3}, [0, 0.1, 0.2])
-    write_evidence(known, tmp_path / "evidence.csv")
-    pd.testing.assert_frame_equal(read_evidence(tmp_path / "evidence.csv").runs, known.runs, check_dtype=False)
+    for name in ("evidence.csv", SHIPPED):
+        write_evidence(known, tmp_path / name)
+        pd.testing.assert_frame_equal(read_evidence(tmp_path / name).runs, known.runs, check_dtype=False)
+    (tmp_path / "short.csv.gz").write_bytes((tmp_path / SHIPPED).read_bytes()[:90])
+    with pytest.raises(FedbenchError, match="no evidence in"):
+        read_evidence(tmp_path / "short.csv.gz")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(FedbenchError, match="lacks the columns"):
         read_evidence(tmp_path / "other.csv")

@@ -216,7 +216,7 @@ def luminance(colour: str) -> float:
 def test_both_themes_are_readable(visit: Any, scheme: str) -> None:
     page = visit(color_scheme=scheme).page
     style = "one => [getComputedStyle(one).color, getComputedStyle(document.body).backgroundColor]"
-    for place in ("body", ".note", "td b", ".std", "nav a"):
+    for place in ("body", ".note", "td b", "td i", "nav a"):
         text, ground = (luminance(colour) for colour in page.locator(place).first.evaluate(style))
         assert (ground < 0.05) == (scheme == "dark")
         assert (max(text, ground) + 0.05) / (min(text, ground) + 0.05) >= 4.5

@@ -166,7 +166,7 @@ def test_results_keep_settings_keys_and_labels_and_tables_come_in_the_suites_ord
     again = fedbench(*run)
     assert "2 of 3 runs are in the store already" in again.out + again.err
     fedbench("leaderboard", "--suite", "grid.yaml", "--store", "store", "--output", "out")
-    results = pd.read_csv(tmp_path / "out" / "results.csv").set_index(["setting", "method"])
+    results = pd.read_csv(tmp_path / "out" / "results.csv.gz").set_index(["setting", "method"])
     assert set(results.index) == {("even", "fedavg"), ("skewed", "fedavg"), ("skewed", "fst-cbdg")}
     assert set(results["suite_hash"]) == {hashlib.sha256(GRID.encode()).hexdigest()}
     key = json.loads(results.loc[("skewed", "fedavg"), "published"])

@@ -1,5 +1,6 @@
 """`fedbench map`, `advise` and `publish`: what they run, write and say."""
 
+import gzip
 import json
 
 import pandas as pd
@@ -70,9 +71,10 @@ def test_a_map_is_run_drawn_and_advises_and_its_advice_is_replayed(fedbench, fil
     drawn = {path.name for path in (folder / "figures").iterdir()}
     assert {"winners.png", "winners.svg", "methods.png", "curves-1.svg", "critical-differences.png"} <= drawn
     assert 'id="map"' in (folder / "index.html").read_text("utf-8")
-    assert len((folder / "evidence.csv").read_text("utf-8").splitlines()) == 1 + 3 * 3 * 2
+    written = gzip.decompress((folder / "evidence.csv.gz").read_bytes()).decode()
+    assert len(written.splitlines()) == 1 + 3 * 3 * 2
     # the evidence names its suite, which a replay reads
-    known = (folder / "evidence.csv").read_text("utf-8").replace("\ntoy,", "\ntoy.yaml,")
+    known = written.replace("\ntoy,", "\ntoy.yaml,")
     (files / "known.csv").write_text(known)
     code, _, err = fedbench("advise", "--counts", "clients.csv", "--evidence", "known.csv", "--run")
     assert code == 2 and "10 or 20 classes, these counts 3" in " ".join(err.split())
@@ -103,9 +105,9 @@ def test_one_command_runs_tunes_and_writes_and_again_repeats_nothing(fedbench, t
     assert code == 0, out
     folder = tmp_path / "boards" / "toy"
     written = {path.name for path in folder.iterdir()}
-    board_files = {"results.csv", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "index.html", "manifest.json"}
+    board_files = {"results.csv.gz", "leaderboard.csv.gz", "leaderboard.md", "index.html", "manifest.json"}
     assert written == {*board_files, "tuning"}
-    board = pd.read_csv(folder / "leaderboard.csv")
+    board = pd.read_csv(folder / "leaderboard.csv.gz")
     assert sorted(board["row"]) == [
         "clip-zs · clip:embedded",
         "fedavg · clip:embedded",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import re
 import shutil
@@ -95,6 +97,52 @@ def test_a_true_folder_is_in_order(made: Made, capsys: pytest.CaptureFixture[str
     assert str(made.place) not in json.dumps(manifest)
 
 
+def test_plain_tables_are_read_and_then_compressed(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made.copy(tmp_path)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    for name in ("results.csv", "leaderboard.csv"):
+        (folder / name).write_bytes(gzip.decompress(before[f"{name}.gz"]))
+        (folder / f"{name}.gz").unlink()
+    (folder / "leaderboard.tex").write_text("a table")
+    plain = ("results.csv", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "index.html")
+    in_manifest(files=digests(folder, plain))(folder)
+    assert call("leaderboard", "--results", str(folder), "--suite", made.suite) == 0
+    assert call("submit", str(folder), "--suite", made.suite) == 0
+    assert "its tables are compressed now" in capsys.readouterr().out
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    assert call("submit", str(folder), "--suite", made.suite) == 0
+    assert "compressed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shape", ["csv", "md", "latex", "table"])
+def test_a_folder_is_shown_as_its_store_is(shape: str, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for place in (("--store", made.store), ("--results", str(made.place / "out"))):
+        assert call("leaderboard", "--suite", made.suite, "--format", shape, *place) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and "fedprox" in shown[0]
+
+
+def test_a_folder_is_ranked_by_another_metric(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--suite", made.suite, "--metric", "tail", "--baseline", "fedprox", "--format", "csv")
+    shown = []
+    for place in (("--store", made.store), ("--results", str(made.place / "out"))):
+        assert call("leaderboard", *given, *place) == 0
+        shown.append(pd.read_csv(io.StringIO(capsys.readouterr().out)))
+    same = ["row", "rank", "headline", "tail_accuracy_mean", "delta_mean", "baseline"]
+    pd.testing.assert_frame_equal(shown[0][same], shown[1][same])
+
+
+@pytest.mark.parametrize("further", [("--output", "x"), ("--format", "html"), ("--target", "3"), ("--store", "x")])
+def test_what_only_a_store_gives_is_refused_of_a_folder(
+    further: tuple[str, str], made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("leaderboard", "--results", str(made.place / "out"), *further) == 2
+    assert "a folder has no curves: --results takes no --output" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_suite_that_is_not_installed_is_asked_for(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("submit", str(made.place / "out")) == 2
     assert "give its file with --suite" in capsys.readouterr().err
@@ -171,90 +219,90 @@ def other_rate(frame: Frame) -> None:
 FAILURE = json.dumps([{"seed": 7, "reason": "out of memory", "run_id": "", "mlflow_id": "", "code": ""}])
 FORGED: dict[str, tuple[Change, str]] = {
     "a number in results.csv": (
-        edited("results.csv", raised("final/global_accuracy", 5.0)),
-        r"global_accuracy_mean is [\d.]+ in leaderboard.csv, and [\d.]+ by results.csv",
+        edited("results.csv.gz", raised("final/global_accuracy", 5.0)),
+        r"global_accuracy_mean is [\d.]+ in leaderboard.csv.gz, and [\d.]+ by results.csv.gz",
     ),
-    "a number in leaderboard.csv": (
-        edited("leaderboard.csv", raised("tail_accuracy_mean", 1.0)),
-        r"tail_accuracy_mean is [\d.]+ in leaderboard.csv",
+    "a number in leaderboard.csv.gz": (
+        edited("leaderboard.csv.gz", raised("tail_accuracy_mean", 1.0)),
+        r"tail_accuracy_mean is [\d.]+ in leaderboard.csv.gz",
     ),
     "the mean in both": (
         both(
-            edited("results.csv", raised("final/macro_f1", 0.0)),
-            edited("results.csv", lambda frame: _all_of(frame, "plain", "final/global_accuracy", [2.0, 0.0])),
-            edited("leaderboard.csv", lambda frame: _all_of(frame, "plain", "global_accuracy_mean", [1.0])),
+            edited("results.csv.gz", raised("final/macro_f1", 0.0)),
+            edited("results.csv.gz", lambda frame: _all_of(frame, "plain", "final/global_accuracy", [2.0, 0.0])),
+            edited("leaderboard.csv.gz", lambda frame: _all_of(frame, "plain", "global_accuracy_mean", [1.0])),
         ),
         r"plain · clip:embedded: global_accuracy_std is",
     ),
     "the rank": (
-        edited("leaderboard.csv", setting("rank", "9")),
-        r"clip:embedded: rank is 9 in leaderboard.csv",
+        edited("leaderboard.csv.gz", setting("rank", "9")),
+        r"clip:embedded: rank is 9 in leaderboard.csv.gz",
     ),
     "a number of the Markdown": (
         rewritten("leaderboard.md", r"(\d\d)\.\d ± ", "99.9 ± "),
-        r"leaderboard.md is not what leaderboard.csv gives",
+        r"leaderboard.md is not what leaderboard.csv.gz gives",
     ),
     "a line above the tables": (
         rewritten("leaderboard.md", r"# Leaderboard\n", "# Leaderboard\n\nfedprox is the best.\n"),
-        r"leaderboard.md is not what leaderboard.csv gives: it has the line 'fedprox is the best.'",
+        r"leaderboard.md is not what leaderboard.csv.gz gives: it has the line 'fedprox is the best.'",
     ),
     "a command that no run had": (
         rewritten("leaderboard.md", r"(\$ fedbench run) ", r"\1 --seed 7 "),
-        r"leaderboard.md is not what leaderboard.csv gives: it lacks the line '\$ fedbench run",
+        r"leaderboard.md is not what leaderboard.csv.gz gives: it lacks the line '\$ fedbench run",
     ),
     "another way of reading": (
         rewritten("leaderboard.md", r"(\$ fedbench leaderboard) ", r"\1 --metric tail "),
-        r"leaderboard.md is not what leaderboard.csv gives: it lacks the line '\$ fedbench leaderboard'",
+        r"leaderboard.md is not what leaderboard.csv.gz gives: it lacks the line '\$ fedbench leaderboard'",
     ),
-    "a number of the LaTeX": (
-        rewritten("leaderboard.tex", r"(\d\d)\.\d", "99.9"),
-        r"leaderboard.tex is not what leaderboard.csv gives",
+    "a table that ends too early": (
+        lambda folder: (folder / "results.csv.gz").write_bytes((folder / "results.csv.gz").read_bytes()[:900]),
+        r"results.csv.gz' can't be read: Compressed file ended",
     ),
     "another version of the suite": (
-        edited("results.csv", setting("suite_version", "2")),
+        edited("results.csv.gz", setting("suite_version", "2")),
         r"seed 0: it is of version 2 of suite 'toy', which is at version 1 here",
     ),
     "a seed that is missing": (
-        edited("results.csv", lambda frame: frame.iloc[1:]),
+        edited("results.csv.gz", lambda frame: frame.iloc[1:]),
         r"plain · clip:embedded: seed 0 is missing",
     ),
     "a row that is missing": (
-        edited("leaderboard.csv", lambda frame: frame[frame["method"] != "fedprox"]),
-        r"fedprox · clip:embedded is in results.csv and not in leaderboard.csv",
+        edited("leaderboard.csv.gz", lambda frame: frame[frame["method"] != "fedprox"]),
+        r"fedprox · clip:embedded is in results.csv.gz and not in leaderboard.csv.gz",
     ),
     "a row too many": (
-        edited("results.csv", lambda frame: frame[frame["method"] != "fedprox"]),
-        r"fedprox · clip:embedded is in leaderboard.csv, and results.csv has no run of it",
+        edited("results.csv.gz", lambda frame: frame[frame["method"] != "fedprox"]),
+        r"fedprox · clip:embedded is in leaderboard.csv.gz, and results.csv.gz has no run of it",
     ),
     "a run that failed": (
-        edited("leaderboard.csv", setting("failures", FAILURE)),
+        edited("leaderboard.csv.gz", setting("failures", FAILURE)),
         r"clip:embedded: seed 7 failed: out of memory",
     ),
     "other data": (
-        edited("results.csv", setting("data_hash", "1" * 64, line=1)),
+        edited("results.csv.gz", setting("data_hash", "1" * 64, line=1)),
         r"its data are not those of the other runs of embedded\?train=240&test=80 \(data_hash 11111111",
     ),
     "a file that is missing": (lambda folder: (folder / "index.html").unlink(), r"has no index.html"),
     "a column that is missing": (
-        edited("results.csv", lambda frame: frame.drop(columns="row_settings")),
+        edited("results.csv.gz", lambda frame: frame.drop(columns="row_settings")),
         r"has no column row_settings",
     ),
     "a run id that does not fit": (
-        edited("results.csv", setting("run_id", "0123456789abcdef")),
+        edited("results.csv.gz", setting("run_id", "0123456789abcdef")),
         r"seed 0: run_id 0123456789abcdef is not that of its recorded settings",
     ),
-    "a setting that does not fit": (edited("results.csv", other_rate), r"is not that of its recorded settings"),
+    "a setting that does not fit": (edited("results.csv.gz", other_rate), r"is not that of its recorded settings"),
     "a row by another name": (
-        edited("results.csv", lambda frame: _named(frame, "final · clip:embedded (tuned)")),
+        edited("results.csv.gz", lambda frame: _named(frame, "final · clip:embedded (tuned)")),
         r"by its settings the row is called 'final · clip:embedded'",
     ),
-    "no hash of the code": (edited("results.csv", setting("code_hash", "")), r"seed 0: no code_hash is recorded"),
+    "no hash of the code": (edited("results.csv.gz", setting("code_hash", "")), r"seed 0: no code_hash is recorded"),
     "two lines of a row": (
-        edited("leaderboard.csv", lambda frame: pd.concat([frame.iloc[:1], frame])),
-        r"has two lines in leaderboard.csv",
+        edited("leaderboard.csv.gz", lambda frame: pd.concat([frame.iloc[:1], frame])),
+        r"has two lines in leaderboard.csv.gz",
     ),
     "failures that are no list": (
-        edited("results.csv", setting("row_settings", "3")),
+        edited("results.csv.gz", setting("row_settings", "3")),
         r"can't be read as a result folder",
     ),
     "no licence": (in_manifest(licence=" "), r"names no licence"),
@@ -287,8 +335,8 @@ def test_a_forged_folder_is_refused_for_the_right_reason(what: str, made: Made, 
     ("change", "reason"),
     [
         (rewritten("index.html", "</body>", "<p>the best</p></body>"), "index.html is not the file that was written"),
-        (edited("results.csv", raised("final/class_accuracy/bird", 0.5)), "results.csv is not the file"),
-        (in_manifest(files={}), "has no digest of results.csv"),
+        (edited("results.csv.gz", raised("final/class_accuracy/bird", 0.5)), "results.csv.gz is not the file"),
+        (in_manifest(files={}), "has no digest of results.csv.gz"),
         (in_manifest(suite={"name": "toy", "version": 3}), "manifest.json is of suite 'toy' version 3"),
         (lambda folder: (folder / MANIFEST).unlink(), "has no manifest.json"),
     ],
@@ -564,7 +612,7 @@ def test_another_failure_is_refused(
     values: dict[str, Any], reason: str, brittle: Brittle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(shutil.copytree(brittle.place / "out", tmp_path / "out"))
-    edited("leaderboard.csv", failing(**values))(folder)
+    edited("leaderboard.csv.gz", failing(**values))(folder)
     with_new_digests(folder)
     assert call("submit", str(folder), *brittle.options) == 2
     assert reason in " ".join(capsys.readouterr().err.split())
@@ -698,7 +746,7 @@ def test_folders_that_clash_or_differ_are_not_joined(
     assert call("merge", whole, halves[1], *into) == 2
     shown = " ".join(capsys.readouterr().err.split())
     assert f"{PROX}, seed 0: two folders have it with different numbers, global_accuracy" in shown
-    assert not (tmp_path / "all" / "results.csv").exists()
+    assert not (tmp_path / "all" / "results.csv.gz").exists()
 
 
 @pytest.fixture(scope="module")

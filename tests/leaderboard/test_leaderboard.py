@@ -1,6 +1,7 @@
 """The leaderboard's arithmetic, worked out by hand, what may stand in one table, and what readers see."""
 
 import csv
+import gzip
 import io
 import json
 import math
@@ -379,7 +380,7 @@ def test_seeds_by_two_versions_of_a_method_are_two_rows_and_never_one_mean(tmp_p
     assert all(split in caption for caption in board["caption"])
     write(results, board_of(board), tmp_path, "")
     write_page(tmp_path / "page.html", "s", "", results, board_of(board), pd.DataFrame({"mlflow_id": []}), {}, "")
-    texts = [(tmp_path / f"leaderboard.{kind}").read_text("utf-8") for kind in ("csv", "md", "tex")]
+    texts = [to_csv(board_of(board)), (tmp_path / "leaderboard.md").read_text("utf-8"), to_latex(board_of(board))]
     for text in (*texts, (tmp_path / "page.html").read_text("utf-8"), shown(board)):
         assert all(f"code={8 * letter}" in text for letter in "ab") and "65.0" not in text
     assert baseline_named(results, new.name) == new.name
@@ -445,13 +446,18 @@ def test_each_table_is_followed_by_the_settings_of_its_rows(results: pd.DataFram
     assert "`backbone=clip:embedded`, `tune=auto`" in first and "`optimizer=sgd`" in first and "`lr=0.01`" in first
 
 
-def test_write_gives_four_files_and_the_command(results: pd.DataFrame, tmp_path: Path) -> None:
+def test_write_gives_three_files_and_the_command(results: pd.DataFrame, tmp_path: Path) -> None:
     write(results, board_of(leaderboard(results)), tmp_path / "new" / "folder", "fedbench leaderboard --suite longtail")
     folder = tmp_path / "new" / "folder"
-    written = ["leaderboard.csv", "leaderboard.md", "leaderboard.tex", "results.csv"]
+    written = ["leaderboard.csv.gz", "leaderboard.md", "results.csv.gz"]
     assert sorted(path.name for path in folder.iterdir()) == written
     assert "```console\n$ fedbench leaderboard --suite longtail\n```" in (folder / "leaderboard.md").read_text("utf-8")
-    assert len(pd.read_csv(folder / "results.csv")) == 6
+    assert len(pd.read_csv(folder / "results.csv.gz")) == 6
+    before = [(folder / name).read_bytes() for name in written]
+    write(results, board_of(leaderboard(results)), folder, "fedbench leaderboard --suite longtail")
+    assert [(folder / name).read_bytes() for name in written] == before
+    # no time and no name: what has changed is told by the bytes
+    assert before[0][3:8] == bytes(5)
 
 
 def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path) -> None:
@@ -460,12 +466,13 @@ def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path) -> None:
     board = leaderboard(results).assign(caption=["@SUM(A1)"], delta_mean=[-2.5], test=["-1.5"])
     write(results, board_of(board), tmp_path, "")
     (tmp_path / "board.csv").write_text(to_csv(board_of(board)), encoding="utf-8")
-    for file in ("results.csv", "leaderboard.csv", "board.csv"):
-        with (tmp_path / file).open(encoding="utf-8", newline="") as opened:
+    for file in ("results.csv.gz", "leaderboard.csv.gz", "board.csv"):
+        opener = gzip.open if file.endswith(".gz") else open
+        with opener(tmp_path / file, "rt", encoding="utf-8", newline="") as opened:
             line = next(csv.DictReader(opened))
         assert line["label" if "label" in line else "row"].startswith(f"'{label}"), file
     assert (line["caption"], line["delta_mean"], line["test"]) == ("'@SUM(A1)", "-2.5", "-1.5")
-    assert pd.read_csv(tmp_path / "leaderboard.csv")["delta_mean"].tolist() == [-2.5]
+    assert pd.read_csv(tmp_path / "leaderboard.csv.gz")["delta_mean"].tolist() == [-2.5]
 
 
 @pytest.mark.parametrize("text", ["=1", "+1+1", "-1+1", "@x", "\t=1", "\r=1", "\n=1", "＝1+1"])
@@ -1291,11 +1298,10 @@ def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeyp
     assert done.exit_code == 0, done.output
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "index.html",
-        "leaderboard.csv",
+        "leaderboard.csv.gz",
         "leaderboard.md",
-        "leaderboard.tex",
         "manifest.json",
-        "results.csv",
+        "results.csv.gz",
     ]
     assert (given["suite_name"], len(given["results"]), len(given["board"].lines)) == ("longtail", 6, 3)
     assert given["command"] == "fedbench leaderboard --suite longtail --metric head"

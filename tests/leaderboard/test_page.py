@@ -15,7 +15,7 @@ from fedbench_boards.leaderboard.page import write_page
 from fedbench_boards.leaderboard.page.charts import Series, against_cost, heat_map, pareto
 from fedbench_boards.leaderboard.page.data import page_of
 from fedbench_boards.leaderboard.page.sections import sentence
-from fedbench_boards.leaderboard.page.svg import linear, logarithmic
+from fedbench_boards.leaderboard.page.svg import linear, logarithmic, polyline
 from tests.leaderboard.frames import board_of
 
 NASTY = """<script>alert("x")</script> & 'co'"""
@@ -179,13 +179,12 @@ def test_the_values_are_the_frame_s_to_the_last_digit(tmp_path: Path, board: pd.
         numbers += [80.1, -19.85, 2e6, 3.25, one["rounds_to_target_mean"]]
         wanted += [one["label"], *("" if np.isnan(number) else repr(float(number)) for number in numbers)]
     assert values == wanted
-    assert [cell["data-std"] for cell in reader.cells if "data-std" in cell][0] == repr(1 / 3)
 
 
 def test_what_is_not_a_number_is_a_dash(tmp_path: Path) -> None:
     base = full("fedavg", delta_mean=np.nan, significance="is the baseline", p_value=np.nan, p_adjusted=np.nan)
     html, reader = written(tmp_path, pd.DataFrame([base, full("fedprox")]))
-    assert '<td class="number" data-value="" title="is the baseline">–</td>' in html
+    assert '<td data-value="" title="is the baseline">–</td>' in html
     assert not re.search(r"\bnan\b", shown(reader).lower())
 
 
@@ -295,9 +294,54 @@ def test_what_is_evaluated_once_is_level_from_the_start_or_a_point_at_the_end(tm
         html, _ = written(tmp_path, board, pd.concat([curves, once]))
         chart = html[html.index(" by round</title>") :].partition("</svg>")[0]
         assert len(re.findall(r'class="line"[^>]* d="M[\d.]+ [\d.]+H[\d.]+"', chart)) == level
-        assert chart.count("b: 60.2 ± 0.3") == 3
-        place = re.search(r'translate\((\d+) [\d.]+\)"><title>b: 60.2', chart)
+        assert chart.count("b: 60.2 ± 0.3") == 1
+        place = re.search(r'<title>b: 60.2[^>]*>(?:<path [^>]*>)?<use href="#mark-1" x="(\d+)" y="[\d.]+" />', chart)
         assert place is not None and int(place[1]) == (290 if level else 526)
+
+
+def test_a_line_in_steps_ends_where_its_points_are() -> None:
+    points = [(54.04, 10.0), (55.06, 9.96), (60.0, 12.34), (60.04, 12.25), (0.0, -3.1)]
+    start, *steps = polyline(points).removeprefix("M").split("l")
+    places = [tuple(map(float, start.split()))]
+    numbers = [float(text) for text in re.findall(r"-?[\d.]+", steps[0])]
+    for dx, dy in zip(numbers[::2], numbers[1::2], strict=True):
+        places.append((places[-1][0] + dx, places[-1][1] + dy))
+    # rounding is not added up
+    np.testing.assert_allclose(places, points, atol=0.051)
+    assert polyline(points[:1]) == "M54 10"
+
+
+def test_bars_stand_for_the_means_and_say_them(tmp_path: Path, board: pd.DataFrame) -> None:
+    html, _ = written(tmp_path, board)
+    chart = html[html.index('class="chart bars"') :].partition("</svg>")[0]
+    told = re.findall(r'<path d="M170 [\d.]+h([\d.]+)v9.5H170z"><title>([^<]+)', chart)
+    # 330 units are 100 %
+    assert all(
+        float(wide) == pytest.approx(3.3 * float(title.split(": ")[1].split()[0]), abs=0.2) for wide, title in told
+    )
+    assert [title.split(":")[0] for _, title in told] == [
+        f"{row}, {group}" for group in ("head", "mid", "tail") for row in ("fedprox", "fedavg")
+    ]
+
+
+def test_runs_of_the_same_code_and_data_are_one_line(tmp_path: Path, board: pd.DataFrame) -> None:
+    of_a_row = {"row": "fedavg", "setting": "s", "harness_hash": "h" * 9, "data_hash": "d" * 9, "weights_hash": ""}
+    runs = [(seed, "c" * 40 if seed < 7 else "e" * 40 + "+dirty-1") for seed in (2, 0, 1, 7)]
+    results = pd.DataFrame(
+        [
+            {**of_a_row, "seed": s, "run_id": f"r{s}", "mlflow_id": "", "commit": c, "code_hash": "k" * 9}
+            for s, c in runs
+        ]
+    ).assign(started=pd.Timestamp("2025-01-02", tz="UTC"))
+    page = tmp_path / "own.html"
+    write_page(page, "toy", "", results, board_of(board), pd.DataFrame({"mlflow_id": []}), {}, "")
+    table = page.read_text("utf-8").partition('class="runs"')[2].partition("</table>")[0]
+    cells = [re.findall(r"<t[hd][^>]*>([^<]*)", line) for line in table.splitlines() if line.startswith("<tr><th")]
+    assert cells == [
+        ["fedavg", "s", "0-2", "ccccccc", "kkkkkkkk", "dddddddd", ""],
+        ["fedavg", "s", "7", "eeeeeee+dirty", "kkkkkkkk", "dddddddd", ""],
+    ]
+    assert "seed 0: run-fedavg-0 (fedavg00)" in page.read_text("utf-8")
 
 
 def test_every_table_has_a_section_and_the_overview_compares_them(tmp_path: Path) -> None:
@@ -350,7 +394,7 @@ def test_only_rows_in_which_every_seed_got_there_can_be_the_fastest(tmp_path: Pa
     counts["f"] = (3.01, "1/2")
     board = [full(n, rounds_to_target_mean=mean, target_reached=of) for n, (mean, of) in counts.items()]
     html, reader = written(tmp_path, pd.DataFrame(board))
-    bold = re.findall(r'data-value="([\d.]+)" data-std="0.7071" title="to 55.0 %"><b>', html)
+    bold = re.findall(r'data-value="([\d.]+)" title="to 55.0 %"><b>', html)
     assert bold == ["3.0", "3.04"]
     assert shown(reader).count("1 of 2 seeds") == 2 and "0 of 2 seeds" in shown(reader)
     assert "2 of 2 seeds" not in shown(reader)
@@ -422,7 +466,7 @@ def test_of_a_metric_of_which_less_is_better_the_front_is_below() -> None:
     rows = {"cheap": (9.0, 1e6), "dear": (4.0, 2e6), "beaten": (12.0, 3e6)}
     series = [Series(0, name, none, value, 1.0, sent) for name, (value, sent) in rows.items()]
     for less, front in ((True, "cheap, dear"), (False, "cheap, beaten")):
-        assert f"Not beaten in both spread and MB: {front}. " in str(against_cost(series, "k", "spread", less))
+        assert f"Not beaten in both spread and MB: {front}<" in str(against_cost(series, "k", "spread", less))
 
 
 def test_scales_end_on_round_numbers() -> None:

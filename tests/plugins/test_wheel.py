@@ -1,4 +1,4 @@
-"""The wheel: all that the source folders have and nothing else, and it works alone in an empty folder."""
+"""The wheel: all that the source folders have and nothing else, and it works alone in an empty folder; the archive."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +83,16 @@ def test_the_wheel_has_every_file_of_its_packages_and_nothing_else(site: Path) -
         "fedbench_suites/published/clip2fl.csv",
         "fedbench_suites/published/clip2fl.paper.yaml",
     } <= found.keys()
+
+
+@pytest.mark.slow
+def test_the_source_archive_has_the_packages_and_no_results(tmp_path: Path) -> None:
+    [archive] = SdistBuilder(str(ROOT)).build(directory=str(tmp_path))
+    with tarfile.open(archive) as opened:
+        found = {name.partition("/")[2] for name in opened.getnames()}
+    wanted = {name for package in PACKAGES for name in contents(package, at=ROOT)}
+    assert wanted | {"pyproject.toml", "README.md", "LICENSE"} <= found
+    assert not [name for name in found if name.startswith("leaderboards")]
 
 
 def test_the_wheel_registers_the_command_and_every_method(site: Path) -> None:

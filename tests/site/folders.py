@@ -71,8 +71,8 @@ def write_folder(
                         "made_by": json.dumps([f"fedbench run --suite {name}"]),
                     }
                 )
-    pd.DataFrame(board).to_csv(folder / "leaderboard.csv", index=False)
-    pd.DataFrame(results).to_csv(folder / "results.csv", index=False)
+    pd.DataFrame(board).to_csv(folder / "leaderboard.csv.gz", index=False)
+    pd.DataFrame(results).to_csv(folder / "results.csv.gz", index=False)
     (folder / "index.html").write_text(f"<!doctype html><title>{name}</title>{''.join(anchors)}", encoding="utf-8")
 
 
@@ -83,5 +83,5 @@ def write_map(parent: Path) -> Evidence:
     runs = evidence(scores, [0, 0.1, 0.2, 1, 1.1, 1.2, 2, 2.1, 2.2]).runs
     names = {f"s{at}": f"skew={('low', 'mid', 'high')[at // 3]}, tail={(1, 10, 50)[at % 3]}" for at in range(9)}
     known = Evidence(runs.assign(setting=runs["setting"].map(names)))
-    write_evidence(known, parent / "map" / "evidence.csv")
+    write_evidence(known, parent / "map" / "evidence.csv.gz")
     return known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import stat
 import uuid
@@ -147,6 +148,11 @@ def usable_folder(given: str | Path, option: str, *, to_write: bool = True) -> P
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 """First characters that make a spreadsheet read a cell as a formula, and the whitespace that it skips before one."""
+
+
+def file_bytes(name: str, text: str) -> bytes:
+    """``text`` as the content of the file ``name``, compressed if that ends in .gz; equal texts, equal bytes."""
+    return gzip.compress(text.encode(), mtime=0) if name.endswith(".gz") else text.encode()
 
 
 def csv_text(frame: pd.DataFrame) -> str:

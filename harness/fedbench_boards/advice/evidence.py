@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -18,7 +19,7 @@ import pandas as pd
 from pandas.api.types import is_integer_dtype, is_numeric_dtype
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import csv_text, read_bytes, replacing
+from fedbench.core.files import csv_text, file_bytes, read_bytes, replacing
 from fedbench.core.wording import MEGA
 from fedbench.scenarios.partitions.parts import IntArray
 from fedbench.scenarios.picture import divergences, effective_classes
@@ -128,7 +129,7 @@ _COLUMNS = ("suite", "setting", "seed", "row", "label", "method", "backbone", "d
 _NUMBERS = ("megabytes", *_SCORES)
 _WHAT = ("labels", "server_data", "trains")
 """Columns: labels visible or hidden, the server data that a method reads, and whether the run has anything to train."""
-SHIPPED = "evidence.csv"
+SHIPPED = "evidence.csv.gz"
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +190,7 @@ def evidence_of(uri: str, results: pd.DataFrame) -> Evidence:
 def write_evidence(evidence: Evidence, file: Path) -> None:
     """Write the evidence atomically as CSV."""
     with replacing(file, "evidence", "choose another --output") as temporary:
-        temporary.write_text(csv_text(evidence.runs), encoding="utf-8")
+        temporary.write_bytes(file_bytes(file.name, csv_text(evidence.runs)))
 
 
 def read_evidence(file: Path | None) -> Evidence:
@@ -198,7 +199,7 @@ def read_evidence(file: Path | None) -> Evidence:
     source = Path(str(resources.files("fedbench_suites"))) / SHIPPED if file is None else file
     try:
         runs = pd.read_csv(source, dtype={"run_id": str}, float_precision="round_trip")
-    except (OSError, ValueError, pd.errors.ParserError):
+    except (OSError, ValueError, EOFError, zlib.error):
         raise FedbenchError(f"there is no evidence in {str(source)!r}; fedbench map writes {SHIPPED}.") from None
     lacking = [name for name in (*_COLUMNS, *_NUMBERS, *_WHAT, *(f.name for f in fields(Measures))) if name not in runs]
     if lacking:

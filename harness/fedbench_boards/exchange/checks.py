@@ -1,7 +1,7 @@
 """Is a result folder in order? What follows from its numbers is looked at first, what it says of itself last.
 
 Whoever changes a number can write the manifest anew, but then the board is not that of the runs: it is computed again
-from results.csv and compared. Rounds to a target are counted in curves, which no folder has, so they are taken as they
+from its runs and compared. Rounds to a target are counted in curves, which no folder has, so they are taken as they
 stand. A number that is changed wherever it stands is found by repeating the run alone, see
 `fedbench_boards.exchange.verifying`.
 """
@@ -13,7 +13,8 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import Suite, load_suite, suite_names
 from fedbench_boards.exchange.folder import (
     BOARD,
+    FILES,
     RESULTS,
     ResultFolder,
     digest,
@@ -34,11 +36,11 @@ from fedbench_boards.exchange.folder import (
     named,
     read_folder,
     spec_of,
+    table_file,
 )
 from fedbench_boards.leaderboard.formats import markdown_page, to_csv
-from fedbench_boards.leaderboard.latex import to_latex
 from fedbench_boards.leaderboard.model import Board, Line, Milestone, ScoreCell
-from fedbench_boards.leaderboard.reading import board_of_runs, made_by
+from fedbench_boards.leaderboard.reading import ReadingOptions, ReadResults, board_of_runs, made_by
 from fedbench_boards.leaderboard.results import StoredResults
 from fedbench_boards.leaderboard.rows import PROTOCOL, ROW
 
@@ -50,7 +52,7 @@ class Checked:
     folder: ResultFolder
     suite: Suite
     specs: tuple[RunSpec, ...]
-    """The specs of its runs, in the order of results.csv, then those of the runs that diverged."""
+    """The specs of its runs, in the order of results.csv.gz, then those of the runs that diverged."""
     diverged: pd.DataFrame
     """The runs that diverged, see `diverged_runs`."""
     notes: tuple[str, ...] = ()
@@ -78,10 +80,16 @@ def check_folder(given: Path, suite: str | None = None, plugins: tuple[Path, ...
 
     ``suite`` is the name or file of its suite, by default the registered one of the name that the runs recorded.
     """
-    try:
+    with _readable(given):
         return _checked(given, suite, plugins)
+
+
+@contextmanager
+def _readable(given: Path) -> Iterator[None]:
+    """FedbenchError in place of whatever is raised where the folder ``given`` has other contents than it should."""
+    try:
+        yield
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-        # whatever else somebody may have written there
         why = " ".join(str(error).split())
         raise FedbenchError(f"{str(given)!r} can't be read as a result folder: {why}.") from None
 
@@ -188,7 +196,7 @@ def _check_manifest(folder: ResultFolder, suite: Suite) -> None:
     said = (manifest.suite.name, manifest.suite.version)
     if said != (suite.name, suite.version):
         raise FedbenchError(f"manifest.json is of suite {said[0]!r} version {said[1]}, the runs are of {suite.name!r}.")
-    for name in ("results.csv", "leaderboard.csv", "leaderboard.md", "index.html"):
+    for name in (table_file(folder.path, name).name for name in FILES):
         if name not in manifest.files:
             raise FedbenchError(f"manifest.json has no digest of {name}.")
     for name, recorded in manifest.files.items():
@@ -258,13 +266,13 @@ _DRAWN = {"p_best": 0.02}
 """Columns that are drawn, and by how much they may be another number elsewhere."""
 _RELATIVE = 1e-9
 """Sums of the same numbers in another order differ by less."""
-_MARKDOWN, _LATEX = "leaderboard.md", "leaderboard.tex"
+_MARKDOWN = "leaderboard.md"
 Key = tuple[str, str]
 """Block and row."""
 
 
 def check_board(folder: ResultFolder, suite: Suite, stored: StoredResults) -> None:
-    """FedbenchError, which names row and column, where leaderboard.csv, .md or .tex is not what results.csv gives.
+    """FedbenchError, which names row and column, where leaderboard.csv.gz or .md is not what results.csv.gz gives.
 
     ``stored`` are its runs, and those that diverged.
     """
@@ -278,7 +286,22 @@ def check_board(folder: ResultFolder, suite: Suite, stored: StoredResults) -> No
     for key, line in shown.items():
         if key not in given:
             raise FedbenchError(f"{_name(line)} is in {BOARD}, and {RESULTS} has no run of it.")
-    _compare_texts(folder, stored, _with_milestones(board, shown))
+    _compare_text(folder, stored, _with_milestones(board, shown))
+
+
+def read_results(given: Path, options: ReadingOptions) -> ReadResults:
+    """The board of the result folder ``given``, without a store; it is not checked.
+
+    ``options`` go before the folder's own; without any, rounds to a target are those that the folder shows.
+    """
+    folder = read_folder(given)
+    asked = {name: value for name, value in asdict(options).items() if value != getattr(ReadingOptions(), name)}
+    with _readable(given):
+        suite, stored = _suite(folder, options.suite), StoredResults(folder.results, diverged_runs(folder))
+        board = board_of_runs(suite, replace(folder.manifest.options, **asked), stored)
+        if not asked.keys() - {"suite", "test"}:
+            board = _with_milestones(board, _by_row(folder.board))
+    return ReadResults(suite, stored, folder.results, pd.DataFrame(), board)
 
 
 def _reading(shown: str, expected: str) -> str:
@@ -356,22 +379,20 @@ def _with_milestone(line: Line, shown: Mapping[str, Any]) -> Line:
     )
 
 
-def _compare_texts(folder: ResultFolder, stored: StoredResults, board: Board) -> None:
+def _compare_text(folder: ResultFolder, stored: StoredResults, board: Board) -> None:
     """FedbenchError for a line that ``board`` and the commands of the runs do not give, or that is missing."""
-    files = {name: folder.path / name for name in (_MARKDOWN, _LATEX)}
-    shown = {name: file.read_text(encoding="utf-8").splitlines() for name, file in files.items() if file.is_file()}
+    shown = (folder.path / _MARKDOWN).read_text(encoding="utf-8").splitlines()
     *commands, last = made_by(stored, folder.manifest.options).splitlines()
-    prompts = [line.removeprefix("$ ") for line in shown[_MARKDOWN] if line.startswith("$ fedbench ")]
+    prompts = [line.removeprefix("$ ") for line in shown if line.startswith("$ fedbench ")]
     reading = next((line for line in prompts if line.startswith("fedbench leaderboard")), "")
     # which command a run that diverged is of, no file of the folder says
     if len(stored.failed):
         commands = [line for line in prompts if line != reading] if set(commands) <= set(prompts) else commands
     commands.append(_reading(reading, last))
-    given = {_MARKDOWN: markdown_page(board, "\n".join(commands)).splitlines(), _LATEX: to_latex(board).splitlines()}
-    for name, lines in shown.items():
-        for has, lacks, what in ((given[name], set(lines), "lacks"), (lines, set(given[name]), "has")):
-            wrong = next((line for line in has if line not in lacks), "")
-            if wrong:
-                raise FedbenchError(f"{name} is not what {BOARD} gives: it {what} the line {wrong[:200]!r}.")
-        if lines != given[name]:
-            raise FedbenchError(f"{name} is not what {BOARD} gives: its lines are in another order.")
+    given = markdown_page(board, "\n".join(commands)).splitlines()
+    for has, lacks, what in ((given, set(shown), "lacks"), (shown, set(given), "has")):
+        wrong = next((line for line in has if line not in lacks), "")
+        if wrong:
+            raise FedbenchError(f"{_MARKDOWN} is not what {BOARD} gives: it {what} the line {wrong[:200]!r}.")
+    if shown != given:
+        raise FedbenchError(f"{_MARKDOWN} is not what {BOARD} gives: its lines are in another order.")

@@ -1,14 +1,16 @@
 """A result folder: its runs, its board, and its manifest, which says what made it.
 
-A run that diverged is an outcome of its values, which a board shows and results.csv has no line of. Whatever else ended
+A run that diverged is an outcome of its values, which a board shows and its runs have no line of. Whatever else ended
 a run, such as too little memory, says nothing of its values: a folder with such a run is refused.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import platform
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -50,7 +52,8 @@ def differing(first: Mapping[str, float], other: Mapping[str, float]) -> Iterato
 
 
 MANIFEST = "manifest.json"
-FILES = ("results.csv", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "index.html")
+RESULTS, BOARD = "results.csv.gz", "leaderboard.csv.gz"
+FILES = (RESULTS, BOARD, "leaderboard.md", "index.html")
 """The files that a leaderboard is written as."""
 
 
@@ -125,8 +128,12 @@ def write_manifest(
         reading=options,
         files=digests(folder, FILES),
     )
+    _write(folder, made)
+
+
+def _write(folder: Path, manifest: Manifest) -> None:
     with replacing(folder / MANIFEST, "manifest", "choose another --output") as temporary:
-        temporary.write_text(json.dumps(made.model_dump(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(manifest.model_dump(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def digests(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
@@ -156,8 +163,15 @@ def read_manifest(folder: Path) -> Manifest:
         raise FedbenchError(f"{str(file)!r} can't be read: {error}.") from None
 
 
-RESULTS, BOARD = "results.csv", "leaderboard.csv"
-_REQUIRED = (RESULTS, BOARD, "leaderboard.md", "index.html", MANIFEST)
+_PLAIN = ("results.csv", "leaderboard.csv", "leaderboard.tex")
+
+
+def table_file(folder: Path, name: str) -> Path:
+    """The file of ``folder`` that has the table ``name``, compressed or, where only that is there, plain."""
+    plain = folder / name.removesuffix(".gz")
+    return plain if plain.is_file() and not (folder / name).is_file() else folder / name
+
+
 _WHOLE = ("seed", "num_clients", "cohort_size", "num_train", "num_test", "trainable_parameters", "suite_version")
 _OF_RUN = (
     *("suite", "row", "setting", "scale", "method", "backbone", "tune", "dataset", "seed", "rounds", "run_id", "tuned"),
@@ -177,7 +191,7 @@ class ResultFolder:
     @cached_property
     def results(self) -> pd.DataFrame:
         """A line a run, as `fedbench_boards.leaderboard.results.load_results` has them, numbers to the last bit."""
-        frame = texts(self.path / RESULTS, _OF_RUN)
+        frame = texts(table_file(self.path, RESULTS), _OF_RUN)
         if frame.empty:
             raise FedbenchError(f"{RESULTS} of {str(self.path)!r} has no run.")
         try:
@@ -194,7 +208,7 @@ class ResultFolder:
     @cached_property
     def board(self) -> pd.DataFrame:
         """A line a row of a table, all of them texts."""
-        return texts(self.path / BOARD, _OF_BOARD)
+        return texts(table_file(self.path, BOARD), _OF_BOARD)
 
 
 def read_folder(given: Path) -> ResultFolder:
@@ -202,18 +216,36 @@ def read_folder(given: Path) -> ResultFolder:
     path = expanded(given, "FOLDER")
     if not path.is_dir():
         raise FedbenchError(f"{str(given)!r} is no folder; give one that `fedbench leaderboard --output` wrote.")
-    for name in _REQUIRED:
-        if not (path / name).is_file():
+    for name in (*FILES, MANIFEST):
+        if not table_file(path, name).is_file():
             raise FedbenchError(
                 f"{str(given)!r} has no {name}; write it with `fedbench leaderboard --suite NAME --output FOLDER`."
             )
     return ResultFolder(path, read_manifest(path))
 
 
+def compress_tables(folder: ResultFolder) -> bool:
+    """Compress the tables of a folder with plain ones, and say so in its manifest; whether there were any.
+
+    Its LaTeX goes: `fedbench leaderboard --results FOLDER --format latex` gives it.
+    """
+    plain = [folder.path / name for name in _PLAIN if (folder.path / name).is_file()]
+    for name in (RESULTS, BOARD):
+        file = table_file(folder.path, name)
+        if file in plain:
+            with replacing(folder.path / name, "table", "copy the folder elsewhere") as temporary:
+                temporary.write_bytes(gzip.compress(read_bytes(file), mtime=0))
+    if plain:
+        _write(folder.path, folder.manifest.model_copy(update={"files": digests(folder.path, FILES)}))
+    for file in plain:
+        file.unlink()
+    return bool(plain)
+
+
 def is_result_folder(place: str) -> bool:
     """Whether results were written to ``place``, and it is no store besides."""
     folder = expanded(place, "PLACE")
-    return (folder / RESULTS).is_file() and not (folder / "mlflow.db").exists()
+    return table_file(folder, RESULTS).is_file() and not (folder / "mlflow.db").exists()
 
 
 def named(line: Any) -> str:
@@ -226,7 +258,7 @@ def texts(file: Path, needed: tuple[str, ...]) -> pd.DataFrame:
     """The CSV ``file``, every value a text; FedbenchError where it lacks one of the columns ``needed``."""
     try:
         frame = pd.read_csv(file, dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         raise FedbenchError(f"{str(file)!r} can't be read: {error}.") from None
     missing = [name for name in needed if name not in frame]
     if missing:
@@ -241,7 +273,7 @@ _NO_SETTINGS = ("labels", "weights")
 
 
 def spec_of(line: Mapping[str, Any], plugins: tuple[Path, ...] = ()) -> RunSpec:
-    """The run of a ``line`` of results.csv, with the id that the line gives.
+    """The run of a ``line`` of results.csv.gz, with the id that the line gives.
 
     FedbenchError, which names the run, where recorded settings and id do not agree.
     """

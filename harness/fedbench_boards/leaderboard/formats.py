@@ -1,4 +1,4 @@
-"""A leaderboard as files (CSV, Markdown, LaTeX), in the terminal, and in the output of a notebook's cell."""
+"""A leaderboard as files (CSV, Markdown), in the terminal, and in the output of a notebook's cell."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedbench.core.files import csv_text, replacing
+from fedbench.core.files import csv_text, file_bytes, replacing
 from fedbench_boards.leaderboard.across import across_table
 from fedbench_boards.leaderboard.failures import shortened
-from fedbench_boards.leaderboard.latex import to_latex
 from fedbench_boards.leaderboard.model import Board, Line, Printed, Table
 from fedbench_boards.leaderboard.rows import seeds_named
 from fedbench_boards.leaderboard.tables import STATUS, Cell, Column, TextTable, in_words, text_tables
@@ -90,19 +89,18 @@ def to_csv(board: Board) -> str:
 
 
 def write(results: pd.DataFrame, board: Board, folder: Path, command: str) -> None:
-    """Write ``results.csv`` (a line per run), ``leaderboard.csv``, ``.md`` and ``.tex``.
+    """Write ``results.csv.gz`` (a line per run), ``leaderboard.csv.gz`` and ``leaderboard.md``.
 
     ``command`` are the commands that made all of it, a line each. FedbenchError where ``folder`` can't be written.
     """
     texts = {
-        "results.csv": csv_text(results),
-        "leaderboard.csv": to_csv(board),
+        "results.csv.gz": csv_text(results),
+        "leaderboard.csv.gz": to_csv(board),
         "leaderboard.md": markdown_page(board, command),
-        "leaderboard.tex": to_latex(board),
     }
     for name, text in texts.items():
         with replacing(folder / name, "leaderboard", "choose another --output") as temporary:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_bytes(file_bytes(name, text))
 
 
 def markdown_page(board: Board, command: str) -> str:

@@ -17,14 +17,14 @@ from fedbench.core.files import expanded
 from fedbench.core.spec import stack_names
 from fedbench.core.wording import NONE, heading, spread
 from fedbench.suites.suite import Suite, load_suite, suite_names
-from fedbench_boards.exchange.folder import BOARD, MANIFEST, RESULTS, read_manifest, texts
+from fedbench_boards.exchange.folder import BOARD, MANIFEST, RESULTS, read_manifest, table_file, texts
 from fedbench_boards.site.text import seeds_shown, slug
 
 _OF_BOARD = (
     *("block", "caption", "baseline", "rank", "tied_rank", "row", "label", "setting", "dataset", "method", "backbone"),
     *("tuned", "headline", "runs", "seed_list", "delta_mean", "delta_low", "delta_high", "significance", "failure"),
 )
-"""The columns that every leaderboard.csv has."""
+"""The columns that every leaderboard.csv.gz has."""
 _OF_RUNS = ("suite", "seed", "run_id", "started")
 PICTURES = (".png", ".svg")
 
@@ -50,8 +50,6 @@ class BoardLine:
     delta: str
     """Difference to the table's baseline, in points."""
     seeds: str
-    runs: tuple[str, ...]
-    """Run ids, in the order of the seeds."""
     tuned: bool
     failure: str
 
@@ -166,7 +164,8 @@ def read_folders(given: Path) -> list[ResultsOf]:
     folder = expanded(given, "--results")
     if not folder.is_dir():
         raise FedbenchError(f"--results {str(given)!r} is no folder; give one that `fedbench publish` wrote into.")
-    folders = [path for path in sorted(folder.iterdir()) if all(is_own(path / name) for name in (RESULTS, BOARD))]
+    paths = sorted(folder.iterdir())
+    folders = [path for path in paths if all(is_own(table_file(path, name)) for name in (RESULTS, BOARD))]
     if not folders:
         raise FedbenchError(
             f"--results {str(given)!r} has no folder with {BOARD} and {RESULTS}; "
@@ -185,9 +184,9 @@ def own_text(file: Path) -> str:
 
 
 def _read(path: Path) -> ResultsOf:
-    results = texts(path / RESULTS, _OF_RUNS).to_dict("records")
+    results = texts(table_file(path, RESULTS), _OF_RUNS).to_dict("records")
     try:
-        tables = _tables(texts(path / BOARD, _OF_BOARD).to_dict("records"))
+        tables = _tables(texts(table_file(path, BOARD), _OF_BOARD).to_dict("records"))
         commands = [command for line in results for command in json.loads(line.get("made_by") or "[]")]
     except (ValueError, AttributeError, TypeError) as error:
         raise FedbenchError(f"{str(path)!r} can't be read: {error}.") from None
@@ -252,7 +251,6 @@ def _entry(line: Mapping[Any, Any], headline: str) -> BoardLine:
         score=spread(mean, _number(line.get(f"{headline}_std", ""))),
         delta=f"{delta} *" if line["significance"] == "significant" else delta,
         seeds=seeds_shown(line["seed_list"].split(", ")),
-        runs=tuple(json.loads(line["runs"]).values()),
         tuned=line["tuned"] == "True",
         failure=line["failure"],
     )

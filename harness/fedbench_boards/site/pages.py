@@ -1,10 +1,9 @@
-"""Builds the site: pages of suites, data sets and methods, pictures and the folders' own pages copied beside them."""
+"""Builds the site: pages of suites, data sets and methods, pictures and the folders' own pages beside them."""
 
 from __future__ import annotations
 
 import posixpath
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -174,15 +173,13 @@ LISTING = ".fedbench-site"
 else."""
 ACROSS = ("winners", "critical-differences")
 """Figures of a suite over axes that the first page shows."""
-MOST_BOARD_BYTES = 3_000_000
-"""The largest page of a folder, in bytes, that is copied."""
 _REMEDY = "choose another --site"
 
 
 def write_site(folder: Path, results: Path, code_url: str = "") -> str:
     """Write the site of the folders below ``results`` into ``folder``; what was written, in words.
 
-    A site among the folders (``leaderboards/site``) links to their own pages, any other has copies of them.
+    A site among the folders (``leaderboards/site``) links to their own pages and figures, any other has copies of them.
     ``code_url`` is put in front of paths in the repository to make links of them. FedbenchError where there are no
     results, ``folder`` has an index.html of something else, or a file can't be written.
     """
@@ -211,11 +208,10 @@ class _Site:
     def __init__(self, folder: Path, folders: list[ResultsOf], code_url: str, *, beside: bool) -> None:
         self.folder, self.folders, self.code_url = folder, folders, code_url
         self.beside = beside
-        """Whether the site lies among the result folders, whose pages it then links to instead of copying them."""
+        """Whether the site lies among the result folders, whose files it then links to instead of copying them."""
         self.methods, self.data = methods_of(folders), data_of(folders)
         self.written: list[str] = []
         self.size = 0
-        self._boards: dict[str, str] = {}
         self._pages = {results.path.resolve(): results for results in folders}
         environment = Environment(
             loader=FunctionLoader(_shipped),
@@ -233,29 +229,27 @@ class _Site:
         self._environment = environment
 
     def write_all(self) -> None:
-        self._text("site.css", _shipped("site.css"))
-        front = [
-            (f"../{quote(file.name)}" if self.beside else self._copied("pictures", file), words)
-            for file, words in front_pictures(self.folders[0].path.parent)
-        ]
+        self._write("site.css", _shipped("site.css").encode())
+        front = []
+        for file, words in front_pictures(self.folders[0].path.parent):
+            place = f"../{file.name}" if self.beside else f"pictures/{slug(file.stem)}{file.suffix}"
+            front.append((quote(place), words))
+            if not self.beside:
+                self._write(place, file.read_bytes())
         across = []
         for results in self.folders:
-            if results.page and self.beside:
-                self._boards[results.slug] = results.page
-            elif results.page and len(results.page) <= MOST_BOARD_BYTES:
-                self._text(f"suites/{results.slug}/board.html", results.page)
-                self._boards[results.slug] = results.page
-            figures = [Path(self._copied(f"suites/{results.slug}", file)).name for file in results.figures]
-            across += [(results, name) for name in figures if Path(name).stem in ACROSS]
+            if not self.beside and results.page:
+                self._write(f"suites/{results.slug}/board.html", results.page.encode())
+            for file in () if self.beside else results.figures:
+                self._write(self._figure(results, file), file.read_bytes())
+            figures = {file.stem: quote(self._figure(results, file)) for file in results.figures}
+            across += [(results, name, place) for name, place in figures.items() if name in ACROSS]
             seen = dict.fromkeys(sentence for table in results.tables for sentence in seen_in(table))
             told = findings(results.findings, partial(self._target, results)) if results.findings else Markup()
             # what the text shows stands there already
-            rest = [name for name in figures if f'src="{quote(f"{results.slug}/{name}")}"' not in told]
+            rest = {name: place for name, place in figures.items() if f'src="../{place}"' not in told}
             content = {"results": results, "findings": told, "figures": rest, "seen": list(seen)}
-            content |= {
-                "has_page": results.slug in self._boards,
-                "tables": [(results, table) for table in results.tables],
-            }
+            content |= {"tables": [(results, table) for table in results.tables]}
             self._page(f"suites/{results.slug}.html", "suite.html.j2", **content)
         for method in self.methods:
             self._page(f"methods/{method.slug}.html", "method.html.j2", method=method)
@@ -286,32 +280,26 @@ class _Site:
 
     def _page(self, name: str, template: str, **content: Any) -> None:
         root = "../" * name.count("/")
-        self._text(name, self._environment.get_template(template).render(root=root, **content))
+        self._write(name, self._environment.get_template(template).render(root=root, **content).encode())
 
-    def _text(self, name: str, text: str) -> None:
-        with self._file(name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-            self.size += temporary.stat().st_size
-
-    def _copied(self, folder: str, file: Path) -> str:
-        """Copy a picture into a folder of the site; its path from the site's first page."""
-        name = f"{folder}/{slug(file.stem)}{file.suffix}"
-        with self._file(name) as temporary:
-            shutil.copyfile(file, temporary)
-            self.size += temporary.stat().st_size
-        return name
-
-    def _file(self, name: str) -> Any:
+    def _write(self, name: str, content: bytes) -> None:
         self.written.append(name)
-        return replacing(self.folder / name, "page", _REMEDY)
+        with replacing(self.folder / name, "page", _REMEDY) as temporary:
+            temporary.write_bytes(content)
+        self.size += len(content)
+
+    def _figure(self, results: ResultsOf, file: Path) -> str:
+        """Path from the site's first page of a picture: the folder's own, or its copy beside the suite's page."""
+        if self.beside:
+            return f"../{results.path.name}/figures/{file.name}"
+        return f"suites/{results.slug}/{slug(file.stem)}{file.suffix}"
 
     def _place(self, results: ResultsOf, anchor: str = "") -> str:
         """Path from the site's first page of a table or row in the folder's own page, else of the suite's page."""
-        page = self._boards.get(results.slug, "")
-        if not page:
+        if not results.page:
             return quote(f"suites/{results.slug}.html")
         own = f"../{results.path.name}/index.html" if self.beside else f"suites/{results.slug}/board.html"
-        return quote(own) + (f"#{anchor}" if anchor and f'id="{anchor}"' in page else "")
+        return quote(own) + (f"#{anchor}" if anchor and f'id="{anchor}"' in results.page else "")
 
     def _code(self, path: str) -> str:
         return f"{self.code_url.rstrip('/')}/{quote(path)}" if self.code_url and path else ""
@@ -321,12 +309,12 @@ class _Site:
         if re.match(r"https?://|#", link):
             return link
         path, _, _ = unquote(link).partition("#")
-        if path in ("index.html", "leaderboard.md", "leaderboard.csv"):
+        if path in ("index.html", "leaderboard.md", "leaderboard.csv.gz"):
             return "#tables"
         target = results.path / path
         shown = next((file for file in results.figures if target in (file, file.with_suffix(".png"))), None)
         if shown is not None:
-            return quote(f"{results.slug}/{slug(shown.stem)}{shown.suffix}")
+            return quote(f"../{self._figure(results, shown)}")
         whole = Path(posixpath.normpath(target.absolute().as_posix()))
         other = self._pages.get((whole.parent if whole.name in ("findings.md", "index.html") else whole).resolve())
         if other is not None:

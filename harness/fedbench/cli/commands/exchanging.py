@@ -34,13 +34,17 @@ def submit(folder: _Folder, suite: SuiteName = None, plugin: Plugins = None) -> 
 
     What is not ends with exit code 2, and one sentence that names the row and the reason. A run that diverged is a
     result, one that failed otherwise is none. The suite is by default the one that the runs recorded. Nothing is run.
+    Tables of a folder in order that are plain (results.csv) are compressed (results.csv.gz).
     """
     from fedbench_boards.exchange.checks import check_folder
+    from fedbench_boards.exchange.folder import compress_tables
 
     checked = check_folder(folder, suite, plugin_files(plugin))
     for note in checked.notes:
         complain(note, label="note")
     say(f"{folder} is in order: {checked.summary}")
+    if compress_tables(checked.folder):
+        say(f"{folder}: its tables are compressed now")
 
 
 def verify(

@@ -158,7 +158,7 @@ def map_(
 
     Beside the leaderboard, the folder figures gets: winners, margins over zero-shot and over the baseline, a heat map
     a method, the cost to come near the leader, curves along every axis, and the diagram of critical differences, as PNG
-    and SVG; evidence.csv is what fedbench advise reads.
+    and SVG; evidence.csv.gz is what fedbench advise reads.
     The same command goes on where it was stopped.
     """
     from fedbench.suites.suite import load_suite
@@ -235,7 +235,8 @@ def advise(
         float | None, typer.Option(metavar="MB", help="Sent both ways by all clients in the run.", callback=finite)
     ] = None,
     evidence: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="evidence.csv of fedbench map; else that which ships with it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="evidence.csv.gz of fedbench map; else what ships with it."),
     ] = None,
     baseline: Annotated[str, typer.Option(metavar="ROW", help="What margins are over.")] = "fedavg",
     run: Annotated[

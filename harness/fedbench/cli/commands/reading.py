@@ -59,11 +59,14 @@ def leaderboard(
     ] = None,
     test: Annotated[Literal["t", "wilcoxon"], typer.Option(help="Paired test of the differences over seeds.")] = "t",
     store: Store = None,
+    results: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A result folder in place of a store; the suite is its own.")
+    ] = None,
     published: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Published numbers; else those that ship with it.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write every format into this folder.")
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write a result folder: tables and page.")
     ] = None,
     licence: Annotated[
         str, typer.Option(metavar="SPDX", help="Of the results, as --output's manifest.json names it.")
@@ -89,6 +92,7 @@ def leaderboard(
     """
     from fedbench.core.files import usable_folder
     from fedbench.tracking.schema import store_uri
+    from fedbench_boards.exchange.checks import read_results
     from fedbench_boards.leaderboard.formats import render_terminal, to_csv, to_markdown, write
     from fedbench_boards.leaderboard.latex import to_latex, to_paper
     from fedbench_boards.leaderboard.reading import ReadingOptions, made_by, read_board
@@ -105,8 +109,12 @@ def leaderboard(
     )
     if output is not None:
         usable_folder(output, "--output")
-    uri = store_uri(store, to_write=False)
-    read = read_board(given, uri, published=published, tell=partial(complain, label="note"))
+    if results is not None and (output is not None or shape == "html" or store or published or target is not None):
+        raise FedbenchError(
+            "a folder has no curves: --results takes no --output, --format html, --store, --published and --target."
+        )
+    uri, tell = store_uri(store, to_write=False), partial(complain, label="note")
+    read = read_results(results, given) if results else read_board(given, uri, published=published, tell=tell)
     board = read.board
     if output is not None:
         made = made_by(read.stored, given)

@@ -9,7 +9,7 @@ import base64
 import io
 import math
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ _FRAME = Frame(54, 14, _WIDTH - 14, _HEIGHT - 50)
 _MOST_POINTS = 150
 _MARKS = 8
 """The approximate number of markers of a line."""
+_THICK = 11.0  # a bar with the gap below it
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def by_round(series: Sequence[Series], key: str, metric: str) -> Markup | None:
     heights = [*(table["mean"] - spread_), *(table["mean"] + spread_)]
     x = draw.linear([float(r) for r in table.index], _FRAME.left, _FRAME.right, whole=True, tight=True)
     y = draw.linear([max(0.0, h) for h in heights], _FRAME.bottom, _FRAME.top)
-    described = f"{metric} in % after each evaluated round. " + ". ".join(row.summary for row in drawn)
+    described = f"{metric} in % after each evaluated round; the last is in the table above"
     svg = draw.drawing(_WIDTH, _HEIGHT, key, f"{metric} by round", described, "chart")
     draw.axes(svg, _FRAME, x, y, ("round", f"{metric}, %"), lambda tick: f"{tick:g}")
     for row in reversed(drawn):
@@ -97,7 +98,7 @@ def _curve(svg: draw.Element, row: Series, x: AxisScale, y: AxisScale) -> None:
         when, height = row.rounds.index[0], y(float(row.rounds["mean"].iloc[0]))
         if when == 0:
             draw.path(element, f"M{draw.number(x.start)} {draw.number(height)}H{draw.number(x.end)}", "line", dash)
-        draw.marker(element, x(float(when)) if when else (x.start + x.end) / 2, height, row.style, row.summary)
+        draw.marker(element, x(float(when)) if when else (x.start + x.end) / 2, height, row.style)
         return
     shown = row.rounds.iloc[_thinned(len(row.rounds), _MOST_POINTS)]
     places = [(x(float(r)), float(m), float(s)) for r, m, s in shown[["mean", "std"]].itertuples()]
@@ -135,7 +136,7 @@ def against_cost(series: Sequence[Series], key: str, metric: str, less: bool = F
     y = draw.linear([max(0.0, height) for height in heights], _FRAME.bottom, _FRAME.top)
     front = pareto([(row.bytes, -row.accuracy if less else row.accuracy) for row in known])
     names = ", ".join(known[i].name for i in front)
-    described = f"Not beaten in both {metric} and MB: {names}. " + ". ".join(row.summary for row in known)
+    described = f"Not beaten in both {metric} and MB: {names}"
     svg = draw.drawing(_WIDTH, _HEIGHT, key, f"{metric} against MB sent", described, "chart")
     draw.axes(svg, _FRAME, x, y, ("MB sent up and down by all clients, log scale", f"{metric}, %"), _plain)
     none = _FRAME.left + 22
@@ -178,7 +179,7 @@ def _costing(svg: draw.Element, row: Series, centre: tuple[float, float], x: Axi
     if not math.isnan(row.spread):
         low, high = (draw.number(y(max(y.low, row.accuracy + sign * row.spread))) for sign in (-1, 1))
         draw.path(element, f"M{draw.number(centre[0])} {low}V{high}", "whisker")
-    draw.marker(element, *centre, row.style, row.summary)
+    draw.marker(element, *centre, row.style)
 
 
 def _names(
@@ -208,62 +209,71 @@ def bars(rows: Sequence[Bars], groups: Sequence[str], key: str, title: str) -> M
     shown = [row for row in rows if not all(math.isnan(mean) for mean, _ in row.values)]
     if not shown:
         return None
-    thick, gap, top, left = 11.0, 8.0, 34.0, 170.0
-    step = max(30.0, thick * len(groups)) + gap
+    gap, top, left = 8.0, 34.0, 170.0
+    step = max(30.0, _THICK * len(groups)) + gap
     height = top + step * len(shown) + 44
     frame = Frame(left, top, _WIDTH - 40, height - 44)
     x = draw.linear([0.0, 100.0], frame.left, frame.right)
-    described = ". ".join(
-        f"{row.name}: " + ", ".join(f"{g} {spread(*v)}" for g, v in zip(groups, row.values, strict=True))
-        for row in shown
-    )
+    described = "Numbers are in the table above and under its rows' names"
     svg = draw.drawing(_WIDTH, height, key, title, described, "chart bars")
     _groups_legend(svg, groups)
     for tick in x.ticks:
         draw.path(svg, f"M{draw.number(x(tick))} {draw.number(top)}V{draw.number(frame.bottom)}", "rule")
         draw.text(svg, x(tick), frame.bottom + 16, f"{tick:g}", "middle")
     draw.text(svg, (frame.left + frame.right) / 2, frame.bottom + 36, "accuracy, %", "middle label")
-    for position, row in enumerate(shown):
-        _bars_of(svg, row, groups, x, top + gap / 2 + position * step, thick, step - gap)
+    tops = [top + gap / 2 + position * step for position in range(len(shown))]
+    for row, above in zip(shown, tops, strict=True):
+        (name, _, rest), centre = row.name.partition(" · "), above + (step - gap) / 2
+        draw.text(svg, x.start - 9, centre + (0 if rest else 4.5), _shortened(name, 24), "end name")
+        if rest:
+            draw.text(svg, x.start - 9, centre + 14, _shortened(rest, 26), "end small")
+    room = (step - gap - _THICK * len(groups)) / 2
+    for position, group in enumerate(groups):
+        _bars_of(svg, shown, position, group, x, [above + room + position * _THICK for above in tops])
     return draw.markup(svg)
 
 
 def _groups_legend(svg: draw.Element, groups: Sequence[str]) -> None:
     left = 2.0
     for position, name in enumerate(groups):
-        _bar(svg, position, left, 4.0, 12.0, 12.0)
+        _filled(svg, position, {_box(left, 4.0, 12.0, 12.0): name})
         draw.text(svg, left + 17, 15, name)
         left += 32 + 7.4 * len(name)
 
 
 def _bars_of(
-    svg: draw.Element, row: Bars, groups: Sequence[str], x: AxisScale, top: float, thick: float, room: float
+    svg: draw.Element, rows: Sequence[Bars], position: int, group: str, x: AxisScale, tops: Sequence[float]
 ) -> None:
-    name, _, rest = row.name.partition(" · ")
-    centre = top + room / 2
-    draw.text(svg, x.start - 9, centre + (0 if rest else 4.5), _shortened(name, 24), "end name")
-    if rest:
-        draw.text(svg, x.start - 9, centre + 14, _shortened(rest, 26), "end small")
-    top += (room - thick * len(groups)) / 2
-    for position, (group, (mean, std)) in enumerate(zip(groups, row.values, strict=True)):
+    """The bars of one group in its colour, with whiskers and values."""
+    boxes, whiskers, values = {}, "", ET.Element("g", {"class": "value"})
+    for row, top in zip(rows, tops, strict=True):
+        mean, std = row.values[position]
         if math.isnan(mean):
             continue
-        element = draw.group(svg, "bar", title=f"{row.name}, {group}: {spread(mean, std)}")
-        height = top + position * thick
-        _bar(element, position, x.start, height, x(mean) - x.start, thick - 1.5)
-        middle, end = draw.number(height + thick / 2 - 0.75), x(mean)
+        end = x(mean)
+        boxes[_box(x.start, top, end - x.start, _THICK - 1.5)] = f"{row.name}, {group}: {spread(mean, std)}"
         if not math.isnan(std):
             end = x(min(100.0, mean + std))
-            draw.path(element, f"M{draw.number(x(max(0.0, mean - std)))} {middle}H{draw.number(end)}", "whisker")
-        draw.text(element, end + 5, height + thick - 2, f"{mean:.1f}", "value")
+            start, middle = draw.number(x(max(0.0, mean - std))), draw.number(top + _THICK / 2 - 0.75)
+            whiskers += f"M{start} {middle}H{draw.number(end)}"
+        draw.text(values, end + 5, top + _THICK - 2, f"{mean:.1f}")
+    _filled(svg, position, boxes)
+    if whiskers:
+        draw.path(svg, whiskers, "whisker")
+    svg.append(values)
 
 
-def _bar(parent: draw.Element, position: int, left: float, top: float, width: float, height: float) -> None:
-    """A bar in the colour of its group; hatched where colours repeat or look alike in grey."""
-    d = f"M{draw.number(left)} {draw.number(top)}h{draw.number(width)}v{draw.number(height)}h{draw.number(-width)}z"
-    draw.path(parent, d, f"fill s{position % 6}")
+def _box(left: float, top: float, width: float, height: float) -> str:
+    return f"M{draw.number(left)} {draw.number(top)}h{draw.number(width)}v{draw.number(height)}H{draw.number(left)}z"
+
+
+def _filled(svg: draw.Element, position: int, boxes: Mapping[str, str]) -> None:
+    """The ``boxes`` with their tooltips, in the colour of a group; hatched where colours repeat or look alike."""
+    fill = draw.group(svg, f"fill s{position % 6}")
+    for box, title in boxes.items():
+        ET.SubElement(ET.SubElement(fill, "path", {"d": box}), "title").text = title
     if position % 3:
-        draw.path(parent, d, f"hatch{position % 3}")
+        draw.path(svg, "".join(boxes), f"hatch{position % 3}")
 
 
 def _shortened(name: str, most: int) -> str:

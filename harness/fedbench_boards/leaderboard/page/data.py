@@ -20,7 +20,7 @@ from fedbench.plugins.provenance import versions
 from fedbench_boards.leaderboard.across import NEAR, Map, Place, Square, across_table, labels_of
 from fedbench_boards.leaderboard.model import Board, Line
 from fedbench_boards.leaderboard.page.sections import MOST_CURVES, Section, section_of, sentence
-from fedbench_boards.leaderboard.page.svg import swatch
+from fedbench_boards.leaderboard.page.svg import shapes, swatch
 from fedbench_boards.leaderboard.rows import spans
 from fedbench_boards.leaderboard.tables import Cell, TextTable
 
@@ -94,7 +94,8 @@ class Page:
     """What the runs were made of, with its full hashes or commits."""
     seeds: str
     runs: list[dict[str, str]]
-    """A line a run, for the list at the end."""
+    """A line for the runs of a row that are of the same code and data, for the list at the end."""
+    shapes: Markup
     versions: Mapping[str, str]
     most_curves: int = MOST_CURVES
 
@@ -137,6 +138,7 @@ def page_of(
         states=_states(results),
         seeds=_seeds(results),
         runs=_runs(results),
+        shapes=shapes(len(styles)),
         versions=versions(),
     )
 
@@ -207,10 +209,12 @@ def _diagram(board: Board) -> Markup:
     with style():
         fig = critical_differences(board.across, labels_of(board))
         file = io.StringIO()
-        fig.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        fig.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     drawn = file.getvalue()
     # the page's own colour in place of black, for dark pages; the drawing scales with the column
     drawn = drawn[drawn.index("<svg") :].replace("#000000", "currentColor")
+    drawn = re.sub(r"<!--.*?-->|(?<=>)\s+", "", drawn)
+    drawn = re.sub(r'xlink:href="([^"]+)" transform="translate\(([\d.]+) 0\)"', r'href="\1" x="\2"', drawn)
     return Markup(re.sub(r'(<svg [^>]*?)width="[^"]*" height="[^"]*"|(<svg )height="[^"]*"', r"\1\2", drawn, count=1))
 
 
@@ -280,12 +284,12 @@ def _states(results: pd.DataFrame) -> list[tuple[str, list[str]]]:
 
 
 def _runs(results: pd.DataFrame) -> list[dict[str, str]]:
-    wanted = ["row", "setting", "seed", "run_id", "mlflow_id", "commit", "code_hash", "data_hash", "weights_hash"]
-    runs = [{str(name): str(value) for name, value in run.items()} for run in results[wanted].to_dict("records")]
-    for run in runs:
-        run["commit"] = _short_commit(run["commit"])
-        run |= {name: run[name][:8] for name in ("code_hash", "data_hash", "weights_hash")}
-    return runs
+    hashes = ["code_hash", "data_hash", "weights_hash"]
+    short = {"commit": results["commit"].map(_short_commit)}
+    short |= {name: results[name].astype(str).str[:8] for name in hashes}
+    names = ["row", "setting", "commit", *hashes]
+    alike = results.assign(**short).groupby(names, sort=False, dropna=False)
+    return [dict(zip(names, map(str, told), strict=True)) | {"seed": _seeds(runs)} for told, runs in alike]
 
 
 def _seeds(results: pd.DataFrame) -> str:

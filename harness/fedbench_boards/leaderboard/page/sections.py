@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from fedbench.core.wording import heading, spread
+from fedbench.core.wording import NONE, heading, spread
 from fedbench.kinds.measured import lower_is_better
 from fedbench_boards.leaderboard.failures import reasons, shortened
 from fedbench_boards.leaderboard.model import Line, Printed, ScoreCell, Table
@@ -206,6 +206,7 @@ def _rows(anchor: str, table: Table, styles: Mapping[str, int], columns: Sequenc
     backbones = {line.backbone for line in table.lines}
     rows = []
     for position, line in enumerate(table.lines):
+        searched = " ".join([line.row, line.label, line.method, line.backbone, line.setting])
         rows.append(
             PageRow(
                 anchor=f"{anchor}-row-{position}",
@@ -218,7 +219,7 @@ def _rows(anchor: str, table: Table, styles: Mapping[str, int], columns: Sequenc
                 shown=position < MOST_CURVES,
                 failed=shortened(reasons(line.status.failures), _REASON) if line.has_failed else "",
                 mark=marks_of(line),
-                searched=" ".join([line.row, line.label, line.method, line.backbone, line.setting]).lower(),
+                searched=" ".join(dict.fromkeys(searched.lower().split())),
                 cells=[column.cells[position] for column in columns],
                 details=_details(line, table.own_settings(line)),
             )
@@ -230,6 +231,8 @@ def _details(line: Line, own: Mapping[str, str]) -> list[tuple[str, str]]:
     """The details of a row that have no room in its cells."""
     domains = [(name, line.cell(DOMAIN + name)) for name in _domains([line])]
     delta, printed, seconds = line.delta, line.printed or Printed(), line.cost("seconds")
+    # as many digits as `fedbench evaluate` needs
+    runs = [f"seed {seed}: {name} ({line.mlflow_ids.get(seed, NONE)[:8]})" for seed, name in line.runs.items()]
     tested = [delta.significance]
     tested += [] if math.isnan(delta.p_value) else [f"{delta.test}, {probability(delta.p_value)}"]
     tested += [] if math.isnan(delta.p_adjusted) else [f"adjusted {probability(delta.p_adjusted)}"]
@@ -249,8 +252,7 @@ def _details(line: Line, own: Mapping[str, str]) -> list[tuple[str, str]]:
         ("sent", sent(line)),
         ("seconds in all", "" if math.isnan(seconds) else f"{seconds:,.1f}"),
         ("seeds", ", ".join(spans(line.seeds))),
-        ("run ids", _by_seed(line.runs)),
-        ("MLflow ids", _by_seed(line.mlflow_ids)),
+        ("run ids (MLflow's)", ", ".join(runs)),
         ("failed runs", ", ".join(failures)),
     ]
     return [(term, text) for term, text in details if text]
@@ -260,10 +262,6 @@ def assigned(settings: Mapping[str, Any]) -> str:
     """Settings written as ``a=1, b=2``."""
     texts = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in settings.items()}
     return ", ".join(f"{key}={value}" for key, value in texts.items() if value != "")
-
-
-def _by_seed(ids: Mapping[int, str]) -> str:
-    return ", ".join(f"seed {seed}: {name}" for seed, name in ids.items())
 
 
 def _domains(lines: Sequence[Line]) -> list[str]:

@@ -6,6 +6,7 @@ import math
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup
 from matplotlib.ticker import LogLocator, MaxNLocator
@@ -116,16 +117,17 @@ def path(parent: Element, d: str, style: str, dash: str = "") -> Element:
 
 def marker(parent: Element, x: float, y: float, style: int, title: str = "") -> None:
     """The marker of series style ``style`` at a place, hollow from the seventh style on, with a tooltip."""
-    hollow = " hollow" if style // len(MARKERS) % 2 else ""
-    element = path(parent, MARKERS[style % len(MARKERS)], f"mark{hollow}")
-    element.set("transform", f"translate({number(x)} {number(y)})")
+    element = ET.SubElement(parent, "use", {"href": f"#mark-{style % 12}", "x": number(x), "y": number(y)})
     if title:
         ET.SubElement(element, "title").text = title
 
 
 def polyline(points: Sequence[tuple[float, float]]) -> str:
-    """Path data of a line through ``points``."""
-    return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
+    """Path data of a line through ``points``, each told by its distance from the one before, which is shorter."""
+    tenths = [(round(10 * round(x, 1)), round(10 * round(y, 1))) for x, y in points]
+    steps = [(x - left, y - top) for (left, top), (x, y) in pairwise(tenths)]
+    first, *further = (f"{x / 10:g} {y / 10:g}" for x, y in [tenths[0], *steps])
+    return f"M{first}" + ("l" + " ".join(further).replace(" -", "-") if further else "")
 
 
 def axes(
@@ -145,11 +147,21 @@ def axes(
 
 
 def swatch(style: int) -> Markup:
-    """The sign of series style ``style`` for legends and tables: a piece of its line with its marker."""
-    svg = ET.Element("svg", {"class": f"swatch s{style % 6}", "viewBox": "0 0 28 12", "aria-hidden": "true"})
-    path(svg, "M1 6H27", "line", DASHES[style // 6 % len(DASHES)])
-    marker(svg, 14, 6, style)
-    return markup(svg)
+    """The sign of series style ``style`` for legends and tables, one of `shapes`."""
+    return Markup(f'<svg class="swatch" aria-hidden="true"><use href="#sign-{style % (6 * len(DASHES))}" /></svg>')
+
+
+def shapes(styles: int) -> Markup:
+    """What a page draws again and again: markers, and of the first ``styles`` a piece of the line with its marker."""
+    svg = ET.Element("svg")
+    for style in range(min(styles, 6 * len(DASHES))):
+        if style < 12:
+            path(svg, MARKERS[style % 6], "mark hollow" if style >= 6 else "mark").set("id", f"mark-{style}")
+        names = {"id": f"sign-{style}", "class": f"s{style % 6}", "viewBox": "0 0 28 12"}
+        sign = ET.SubElement(svg, "symbol", names)
+        path(sign, "M1 6H27", "line", DASHES[style // 6])
+        marker(sign, 14, 6, style)
+    return Markup("").join(map(markup, svg))
 
 
 def number(value: float) -> str:
