@@ -63,7 +63,7 @@ def load(name: str, options: EmbeddedOptions, cache_dir: Path) -> Dataset:
     return dataset(name, tuple(CLASSNAMES[index] for index in classes), splits[0], splits[1], domains)
 
 
-def _render(classes: tuple[int, ...], seed: int, train: int, test: int, is_plain: bool) -> Tensors:
+def _render(classes: tuple[int, ...], seed: int, train: int, test: int, is_plain: bool = False) -> Tensors:
     parts = [(split, part) for split, count in ((TRAIN, train), (TEST, test)) for part in range(-(-count // PART))]
     # Derived seeds: train, test and every part differ, and none is a small number that pretraining may have used.
     seeds = [int(np.random.SeedSequence([seed, *part]).generate_state(1, np.uint64)[0]) for part in parts]

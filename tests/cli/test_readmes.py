@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from typer.main import get_command
 
 from fedbench.cli.app import app
+from fedbench.suites.suite import suite_names
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -25,6 +27,7 @@ PAGES = [
             "plugins/README.md",
         ),
         *("plugins/fedbench_embedded/README.md", "suites/README.md", "tests/README.md", "leaderboards/README.md"),
+        "harness/fedbench/models/photos/README.md",
     )
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -72,6 +75,9 @@ def parsed(words: list[str]) -> None:
 def test_every_command_is_one_that_fedbench_has(page: Path) -> None:
     for words in commands(page):
         parsed(words)
+        for option, name in pairwise(words):
+            if option == "--suite" and re.fullmatch(r"[a-z0-9-]+", name):
+                assert name in {*suite_names(), "adhoc"}, name
 
 
 @pytest.mark.parametrize("wrong", ["rnu", "run --siute x", "leaderboard --format latexx", "cache clera"])

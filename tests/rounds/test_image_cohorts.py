@@ -108,21 +108,47 @@ def test_few_batches_of_one_size_are_trained_one_after_another() -> None:
 
 
 class Wrong(Vectorised):
-    """Gradients that are off by a thousandth, which float32 would not tell from rounding."""
+    """Gradients times ``factor``; with ``only`` those of that type alone."""
+
+    def __init__(self, factor: float, only: torch.dtype | None = None) -> None:
+        super().__init__("by size")
+        self.factor, self.only = factor, only
 
     def __call__(self, *arguments: object) -> tuple[Tensors, Tensor]:
         gradients, losses = super().__call__(*arguments)  # type: ignore[arg-type]
-        return {name: 1.001 * value for name, value in gradients.items()}, losses
+        return {n: g * (self.factor if self.only in (None, g.dtype) else 1) for n, g in gradients.items()}, losses
 
 
 def test_gradients_that_are_a_thousandth_off_are_refused_in_the_trial_and_in_a_round() -> None:
-    run = run_of(executor="sequential")
-    tasks = tasks_of(run)
+    tasks = tasks_of(run_of(executor="sequential"))
     stack = Stack(tasks)
-    for way, is_right in ((BY_SIZE, True), (Wrong("by size"), False)):
+    for way, is_right in ((BY_SIZE, True), (Wrong(1.001), False)):
         assert passes_trial(way, tasks[:2]) is is_right
+        computed = way(stack, stack.weights, stack.batch(1))[0]
         for client in range(4):
-            assert is_own(stack, stack.weights, stack.batch(1), {}, way, client) is is_right
+            assert is_own(stack, stack.weights, stack.batch(1), computed, way, client) is is_right
+
+
+def test_gradients_that_are_right_in_float64_alone_are_refused() -> None:
+    stack = Stack(tasks_of(run_of(executor="sequential")))
+    flipped = Wrong(-1, torch.float32)
+    assert passes_trial(flipped, stack.tasks[:2])
+    computed = flipped(stack, stack.weights, stack.batch(0))[0]
+    assert not is_own(stack, stack.weights, stack.batch(0), computed, flipped, 0)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedntd", "moon"])
+def test_statistics_that_differ_from_client_to_client_are_each_ones_own(method: str) -> None:
+    run = run_of(method, "resnet8?width=1", executor="sequential")
+    tasks = []
+    for task in map(precise, tasks_of(run)):
+        moved = {n: b + 0.3 * task.client if b.is_floating_point() else b for n, b in task.buffers.items()}
+        tasks.append(replace(task, buffers=moved))
+    for task, at_once in zip(tasks, train_stack(tasks, BY_SIZE), strict=True):
+        alone = local_sgd(task)
+        for found, wanted in ((at_once.weights, alone.weights), (at_once.buffers, alone.buffers)):
+            for name, value in wanted.items():
+                torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12, msg=name)
 
 
 class FromStepTwo:

@@ -183,18 +183,19 @@ def in_words(shown: TextTable) -> str:
     table, names = shown.of, shown.names[0].texts
     if table is None or len(names) < 2:
         return ""
-    leaders = [(name, line) for name, line in zip(names, table.lines, strict=True) if line.shown_rank == 1]
-    if not leaders:
+    ranked = [(name, line) for name, line in zip(names, table.lines, strict=True) if line.rank is not None]
+    leaders = [(name, line) for name, line in ranked if line.shown_rank == 1]
+    if len(ranked) < 2:
         return ""
     (first, line), *equal = leaders
     ahead = "" if math.isnan(line.delta.cell.mean) else f", {line.delta.cell.mean:+.1f} over {table.baseline}"
     score = f"{heading(table.headline)} {line.cell(table.headline).mean:.1f}{ahead}"
+    others = " and ".join(name for name, _ in equal) if len(equal) < 3 else f"{len(equal)} other rows"
     if line.tied_rank is None:
-        said = f"{first} comes first ({score}); too few seeds for a test."
+        said = f"{first} comes first{f' with {others}' if equal else ''} ({score}); too few seeds for a test."
     elif not equal:
         said = f"{first} leads ({score})."
     else:
-        others = " and ".join(name for name, _ in equal) if len(equal) < 3 else f"{len(equal)} other rows"
         said = f"{first} comes first ({score}), but can't be told from {others}."
     elsewhere = []
     for column in shown.scores:

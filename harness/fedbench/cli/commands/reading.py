@@ -92,7 +92,6 @@ def leaderboard(
     """
     from fedbench.core.files import usable_folder
     from fedbench.tracking.schema import store_uri
-    from fedbench_boards.exchange.checks import read_results
     from fedbench_boards.leaderboard.formats import render_terminal, to_csv, to_markdown, write
     from fedbench_boards.leaderboard.latex import to_latex, to_paper
     from fedbench_boards.leaderboard.reading import ReadingOptions, made_by, read_board
@@ -114,7 +113,12 @@ def leaderboard(
             "a folder has no curves: --results takes no --output, --format html, --store, --published and --target."
         )
     uri, tell = store_uri(store, to_write=False), partial(complain, label="note")
-    read = read_results(results, given) if results else read_board(given, uri, published=published, tell=tell)
+    if results is None:
+        read = read_board(given, uri, published=published, tell=tell)
+    else:
+        from fedbench_boards.exchange.checks import read_results  # which imports torch
+
+        read = read_results(results, given)
     board = read.board
     if output is not None:
         made = made_by(read.stored, given)

@@ -16,6 +16,7 @@ from torch.func import vmap
 
 from fedbench.core.method.tasks import ClientTask, LocalStep
 from fedbench.core.types import Batch, InputSource, LabelledBatch, Tensors, UnlabelledBatch
+from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.executors.stack import PerClient, Stack, StackedBatch, flat_of, like, mapped, rows_of
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.toolkit.local_training import batches_of, step_loss
@@ -86,7 +87,7 @@ class Vectorised:
             own = {name: part.own(weight) for name, weight in weights.items()}
             where = torch.arange(len(losses))[part.clients].to(losses.device)
             try:
-                losses = losses.index_put((where,), self._losses(stack, own, part))
+                losses = losses.index_put((where,), self._losses(stack, own, part).to(losses.dtype))
                 answered += 1
             except NoTerms:
                 continue
@@ -167,9 +168,11 @@ def head_features(task: ClientTask) -> Tensor | None:
     """Features z (n, d) of every row of the input table, if a linear head on them is all that the model trains; else
     None."""
     model = task.model
-    if model.encoder is None or model.head is None or set(task.received) != {model.head.weight, model.head.bias}:
+    if model.head is None or set(task.received) != {model.head.weight, model.head.bias}:
         return None
-    table: Tensor = cast(Any, task.inputs).features
+    if not isinstance(task.inputs, FeatureInputs):
+        return None
+    table = task.inputs.features
     with torch.no_grad():
         first = model.forward(task.received, table[:1].float(), True).features
         if first.data_ptr() == table.data_ptr() and torch.equal(first, table[:1]):
@@ -202,6 +205,7 @@ def _task_of(template: ClientTask, own: PerClient) -> ClientTask:
     return replace(
         template,
         received=own["received"],
+        buffers={**template.buffers, **own["buffers"]},
         payload=own["payload"],
         class_counts=own.get("class_counts"),
         state=cast(Any, MappingProxyType({method: MappingProxyType(kept) for method, kept in own["state"].items()})),

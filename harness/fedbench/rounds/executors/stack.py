@@ -75,7 +75,7 @@ class Stack:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """``batches`` are each client's own (`batches_of`) by default. All inputs must be rows of one table, or images
-        of one source. All that is no whole number has ``dtype``.
+        of one source. Another ``dtype`` than float32 is that of all that a loss reads of a task or a batch.
         """
         tables = [batches_of(task) for task in tasks] if batches is None else batches
         order = sorted(range(len(tasks)), key=lambda i: -len(tables[i]))
@@ -90,6 +90,7 @@ class Stack:
         self.clients: PerClient = {
             "received": _stacked([task.received for task in self.tasks]),
             "payload": _stacked([task.payload for task in self.tasks]),
+            "buffers": _stacked([own_buffers(task) for task in self.tasks]),
             "state": {
                 name: _stacked([task.state[name] for task in self.tasks], keep=False)
                 for name in sorted(self.tasks[0].state)
@@ -105,7 +106,9 @@ class Stack:
         for client, table in enumerate(self._tables):
             padded = pad_sequence(table, batch_first=True)
             self._index[client, : len(table), : padded.shape[1]] = padded
-        self._rows = {name: self._read_rows(name).to(device) for name in ("inputs", *self.tasks[0].side)}
+        self._rows = {name: self._read_rows(name).to(device) for name in self.tasks[0].side}
+        # a source of images is asked as one client asks it, from the CPU
+        self._rows["inputs"] = self._read_rows("inputs").to("cpu" if self.has_images else device)
         self._index = self._index.to(device)
         self._labels: Tensor | None = None
         if self.tasks[0].labels is not None:
