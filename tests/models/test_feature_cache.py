@@ -21,6 +21,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Subset, TensorImages
 from fedbench.datasets import cache as kept
 from fedbench.models.inputs import encode
+from fedbench.testing import tiny_backbone
 
 
 @dataclass
@@ -161,6 +162,7 @@ import json, os, sys
 from pathlib import Path
 import torch
 from fedbench.models.inputs import encode
+from fedbench.testing import tiny_backbone
 from fedbench.core.federation import TensorImages
 
 folder = Path(sys.argv[1])
@@ -289,3 +291,11 @@ def test_others_may_read_a_file_as_the_umask_says(images: TensorImages, tmp_path
     (file,) = files(tmp_path)
     (tmp_path / "new").touch()
     assert file.stat().st_mode == (tmp_path / "new").stat().st_mode
+
+
+def test_batches_encoded_side_by_side_are_those_of_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = TensorImages(torch.randint(0, 256, (100, 3, 32, 32), dtype=torch.uint8))
+    encoder = tiny_backbone("clip:embedded").image_encoder()
+    at_once = encode(images, encoder, None, batch_size=7)
+    monkeypatch.setattr("fedbench.models.inputs.SIDE_BY_SIDE", 1)
+    assert torch.equal(encode(images, encoder, None, batch_size=7), at_once)
