@@ -89,10 +89,10 @@ def test_the_wheel_has_every_file_of_its_packages_and_nothing_else(site: Path) -
 def test_the_source_archive_has_the_packages_and_no_results(tmp_path: Path) -> None:
     [archive] = SdistBuilder(str(ROOT)).build(directory=str(tmp_path))
     with tarfile.open(archive) as opened:
-        found = {name.partition("/")[2] for name in opened.getnames()}
+        packed = {name.partition("/")[2] for name in opened.getnames()}
     wanted = {name for package in PACKAGES for name in contents(package, at=ROOT)}
-    assert wanted | {"pyproject.toml", "README.md", "LICENSE"} <= found
-    assert not [name for name in found if name.startswith("leaderboards")]
+    assert wanted | {"pyproject.toml", "README.md", "LICENSE"} <= packed
+    assert not [name for name in packed if name.startswith("leaderboards")]
 
 
 def test_the_wheel_registers_the_command_and_every_method(site: Path) -> None:

@@ -166,10 +166,10 @@ def test_a_loss_that_changes_after_the_trial_is_trained_one_after_another() -> N
     assembly = assemble("fedavg", {}, listeners=[FromStepTwo()])
     assembly = replace(assembly, owners={**assembly.owners, "loss_terms": "plugin"})
     at_once = cohort_module.Cohort(assembly, run.executor, strict=False)  # type: ignore[arg-type]
-    found = final_state(replace(run, assembly=assembly, executor=at_once))
+    ended = final_state(replace(run, assembly=assembly, executor=at_once))
     wanted = final_state(replace(run, assembly=assembly))
     assert at_once.description.startswith("sequential: its loss is not what it was in the trial")
-    assert all(torch.equal(found.weights[name], value) for name, value in wanted.weights.items())
+    assert all(torch.equal(ended.weights[name], value) for name, value in wanted.weights.items())
 
 
 def test_a_network_with_dropout_is_trained_one_after_another_and_the_reason_is_told() -> None:

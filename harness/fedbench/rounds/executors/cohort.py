@@ -148,10 +148,10 @@ class Cohort:
         """The fastest way to train ``tasks`` that gives the gradients of their own losses."""
         reason = ""
         inputs = tasks[0].inputs
-        if isinstance(inputs, ImageInputs) and inputs.images.read(torch.zeros(1, dtype=torch.int64)).device.type != (
-            inputs.device.type
-        ):
-            return Plan(None, reason="its images are not on the device")  # each epoch would read them anew
+        if isinstance(inputs, ImageInputs):  # those in files would be read anew in every epoch
+            first = inputs.images.read(torch.zeros(1, dtype=torch.int64))
+            if first.device.type != inputs.device.type:
+                return Plan(None, reason="its images are not on the device")
         largest = sorted(tasks, key=lambda task: -len(task.inputs))[:2]
         for gradients in self._candidates(tasks[0]):
             try:
