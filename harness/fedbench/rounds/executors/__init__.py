@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fedbench.plugins.assembly import Assembly
 
 SMALL = 5_000_000
-"""The most weights of a network on images that is stacked unasked: more than fedavg-cnn has, fewer than ResNet-18."""
+"""The most trained weights of a model on images that is stacked unasked: fedavg-cnn has fewer, ResNet-18 more. What a
+tower has frozen is not stacked."""
 ExecutorName = Literal["auto", "cohort", "sequential"]
 EXECUTORS: tuple[ExecutorName, ...] = ("auto", "cohort", "sequential")
 
@@ -75,7 +76,7 @@ def executor_for(name: ExecutorName, training: Training, assembly: Assembly, mod
 def _obstacle(name: ExecutorName, training: Training, assembly: Assembly, model: Model) -> str | None:
     """The reason why clients cannot be trained at once, whatever the loss; None if they may be.
 
-    Small networks on images are stacked on CUDA, where they wait for launches; a CPU is busy with one client.
+    On CUDA models on images are stacked that train little, since they wait for launches; a CPU is busy with one client.
     """
     trainer = assembly.answers_first("local_train")
     if trainer != "fedavg":
@@ -86,8 +87,6 @@ def _obstacle(name: ExecutorName, training: Training, assembly: Assembly, model:
         is_small = sum(weight.numel() for weight in model.weights.values()) <= SMALL
         is_quick = is_small and any(weight.is_cuda for weight in model.weights.values())
         return None if is_quick or name == "cohort" else "the model is trained on images"
-    if training.precision != "float32":
-        return f"precision={training.precision} is for models trained on images"
     if model.buffers.keys() - model.of_server:
         return "the model keeps running statistics"
     return None

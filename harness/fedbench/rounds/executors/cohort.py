@@ -12,10 +12,14 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.method.tasks import ClientTask, LocalStep
@@ -51,9 +55,11 @@ FEWER_ON_IMAGES = 3
 """The same for networks on images: a step of ten clients takes 2.7 to 2.9 times one's on an H200."""
 TOLERANCE = 1e-4
 """The largest difference between gradients, relative to the largest value: rounding gives 1e-5 at most."""
-LOOSE = {"float32": 0.05, "bfloat16": 0.8}
-"""The same for the gradients of networks on images as they are used (see `_compared_in`): of 90 to 261 comparisons each
-of three networks the largest was 5e-3 in float32 and 0.5 in bfloat16."""
+LOOSE = {"float32": 0.05, "tf32": 0.8, "bfloat16": 0.8}
+"""The same for gradients as they are used that are also compared in float64 (see `_is_rough`): of 90 to 261 comparisons
+each of three networks the largest was 5e-3 in float32 and 0.5 in bfloat16."""
+SAMPLES = 8
+"""The most images of a client in a comparison in float64, which many cards compute at a 64th of the speed."""
 
 
 class Disagreement(Exception):
@@ -162,7 +168,10 @@ class Cohort:
                 if agreed and gradients.padding == "by size" and not _pays(tasks):
                     return Plan(None, reason="its loss is over whole batches, and few clients have batches of one size")
                 if agreed:
-                    return Plan(gradients, max(budget(tasks[0]) // bytes_of_a_client(gradients, largest), 1))
+                    at_once = budget(tasks[0]) // bytes_of_a_client(gradients, largest)
+                    if at_once < 2 and isinstance(inputs, ImageInputs):
+                        return Plan(None, reason="two clients' images take more than half of the memory")
+                    return Plan(gradients, max(at_once, 1))
                 reason = reason or "trained at once, it would get other gradients"
             except OneClientOnly as error:
                 reason = str(error)
@@ -177,6 +186,8 @@ class Cohort:
         if isinstance(task.inputs, ImageInputs):
             return [Vectorised("by size")]
         vectorised = [Vectorised(padding) for padding in paddings]
+        if task.training.precision == "bfloat16":
+            return [*vectorised]  # the closed form knows no autocast
         plain = all(self._assembly.answers_first(hook) == FedAvg.name for hook in ("local_objective", "local_loss"))
         if not plain or task.labels is None:
             return [*vectorised]
@@ -245,14 +256,17 @@ def passes_trial(gradients: Gradients, tasks: Sequence[ClientTask]) -> bool:
     at them, where a term that pulls towards them has no gradient.
     """
     batches = [batches_of(task)[0] for task in tasks]
+    if isinstance(tasks[0].inputs, ImageInputs):
+        batches = [batch[:SAMPLES] for batch in batches]
     batches[1] = batches[1][: (len(batches[0]) + 1) // 2]
-    stack = Stack(tasks, [[batch] for batch in batches], _compared_in(tasks[0]))
+    stack = Stack(tasks, [[batch] for batch in batches])
     batch = stack.batch(0)
     if gradients.padding == "by sample" and not (batch.is_ragged and min(batch.sizes) >= 2):
         return False  # samples too few to see it
     generator = torch_generator(0, "trial of the cohort executor")
-    weights = {name: _nearby(value, generator) for name, value in stack.weights.items()}
-    return matches_own_loss(stack, weights, batch, gradients(stack, weights, batch)[0], range(len(tasks)))
+    with InFloat64() if _is_rough(tasks[0]) else nullcontext():
+        weights = {name: _nearby(value, generator) for name, value in stack.weights.items()}
+        return matches_own_loss(stack, weights, batch, gradients(stack, weights, batch)[0], range(len(tasks)))
 
 
 def is_own(
@@ -260,27 +274,45 @@ def is_own(
 ) -> bool:
     """Whether the gradients ``computed`` of a batch are those of the own loss of ``client`` (a position).
 
-    Of images they have to be so roughly, and exactly where two clients' are made anew in float64.
+    Where rounding shows they have to be so roughly, and exactly where two clients' are made anew in float64.
     """
-    tolerance = LOOSE[stack.tasks[0].training.precision] if stack.has_images else TOLERANCE
+    is_rough = _is_rough(stack.tasks[0])
+    tolerance = LOOSE[stack.tasks[0].training.precision] if is_rough else TOLERANCE
     if not matches_own_loss(stack, weights, batch, computed, [client], tolerance):
         return False
-    if not stack.has_images:
+    if not is_rough:
         return True
     chosen = sorted({client, 0 if client else len(batch.sizes) - 1})
-    few = Stack([stack.tasks[position] for position in chosen], dtype=torch.float64)
-    at = {name: value[chosen].double() for name, value in weights.items()}
-    step = few.batch(batch.number)
-    return matches_own_loss(few, at, step, gradients(few, at, step)[0], [chosen.index(client)])
+    few = stack.of(chosen, SAMPLES if stack.has_images else None)
+    with InFloat64():
+        at = {name: value[chosen] for name, value in weights.items()}
+        step = few.batch(batch.number)
+        return matches_own_loss(few, at, step, gradients(few, at, step)[0], [chosen.index(client)])
 
 
-def _compared_in(task: ClientTask) -> torch.dtype:
-    """The type in which gradients are compared.
+def _is_rough(task: ClientTask) -> bool:
+    """Whether rounding shows in gradients, so that they are compared in float64.
 
-    In float32 a value next to a kink of a network's ReLU or max-pooling falls to either side by rounding, which moves
-    a gradient by up to 3e-3 of the largest (tests/bench/gpu.md).
+    It does in a lower precision. In float32 a value next to a kink of a network's ReLU or max-pooling falls to either
+    side by rounding, which moves a gradient by up to 3e-3 of the largest (tests/bench/gpu.md).
     """
-    return torch.float64 if isinstance(task.inputs, ImageInputs) else torch.float32
+    return isinstance(task.inputs, ImageInputs) or task.training.precision != "float32"
+
+
+class InFloat64(TorchFunctionMode):
+    """Within it every operation reads its floating-point tensors in float64: weights, images and what is frozen."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # what is written to in place stays itself
+        kept = 1 if function.__name__.endswith("_") and not function.__name__.endswith("__") else 0
+        wide = tree_map(_widened, (args[kept:], kwargs or {}))
+        return function(*args[:kept], *wide[0], **wide[1])
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    return torch.float64 if value is torch.float32 else value
 
 
 def matches_own_loss(
@@ -352,6 +384,4 @@ def _in_words(error: Exception) -> str:
         return (str(error).splitlines() or ["it gives no reason"])[0]
     if isinstance(error, TypeError) and "mappingproxy" in str(error):
         return "it changes what the client keeps"
-    if "dtype" in str(error):
-        return "it has frozen tensors in float32, and gradients on images are compared in float64"
     return "it does what PyTorch cannot do for many clients at once"

@@ -6,6 +6,7 @@ Here is also how much memory clients take who train at once, and how much there 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, cast
@@ -13,6 +14,7 @@ from typing import Any, Literal, NoReturn, cast
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedbench.core.method.tasks import ClientTask, LocalStep
 from fedbench.core.types import Batch, InputSource, LabelledBatch, Tensors, UnlabelledBatch
@@ -117,8 +119,14 @@ class Vectorised:
             of_samples = vmap(lambda *flat: of_batch(like(samples, [tensor[None] for tensor in flat])))
             return cast(Tensor, (of_samples(*flat_of(samples)) * own["mask"]).sum() / own["mask"].sum())
 
-        # flat, since vmap takes longer to look through nested mappings than for a small step
-        losses = vmap(of_client)(*flat_of(arguments))
+        # vmap cannot batch the CPU's attention
+        with (
+            sdpa_kernel(SDPBackend.MATH)
+            if samples["inputs"].device.type == "cpu" and stack.has_images
+            else nullcontext()
+        ):
+            # flat, since vmap takes longer to look through nested mappings than for a small step
+            losses = vmap(of_client)(*flat_of(arguments))
         if isinstance(batch.clients, Tensor):  # what was changed are copies
             for name, buffer in buffers.items():
                 stack.buffers[name][batch.clients] = buffer

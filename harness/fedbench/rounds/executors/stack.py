@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -72,18 +72,16 @@ class Stack:
         self,
         tasks: Sequence[ClientTask],
         batches: Sequence[list[Tensor]] | None = None,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         """``batches`` are each client's own (`batches_of`) by default. All inputs must be rows of one table, or images
-        of one source. Another ``dtype`` than float32 is that of all that a loss reads of a task or a batch.
+        of one source.
         """
         tables = [batches_of(task) for task in tasks] if batches is None else batches
         order = sorted(range(len(tasks)), key=lambda i: -len(tables[i]))
         self.order = order
         """The position of each client of the stack among ``tasks``."""
-        self.tasks = [tasks[i] if dtype == torch.float32 else _precise(tasks[i], dtype) for i in order]
+        self.tasks = [tasks[i] for i in order]
         self._tables = [tables[i] for i in order]
-        self._dtype = dtype
         self.weights = _stacked([task.received for task in self.tasks], keep=False)
         self.buffers = _stacked([own_buffers(task) for task in self.tasks], keep=False)
         """Running statistics (K, ...), which a step changes in place."""
@@ -117,6 +115,10 @@ class Stack:
         self._crops = self._drawn() if self.has_images and self.tasks[0].training.augment != "none" else None
         self._before = Snapshot({"task": self.clients})
 
+    def of(self, clients: Sequence[int], samples: int | None) -> Stack:
+        """Some of the clients (positions), with at most so many samples in a batch."""
+        return Stack([self.tasks[i] for i in clients], [[b[:samples] for b in self._tables[i]] for i in clients])
+
     @property
     def has_images(self) -> bool:
         """Whether images are read and transformed batch by batch."""
@@ -149,8 +151,6 @@ class Stack:
             "index": batch.of(self._index),
             "side": {name: rows_of(_table(rows), batch.of(self._rows[name])) for name, rows in first.side.items()},
         }
-        if self._dtype != torch.float32:
-            samples = mapped(samples, lambda tensor: _as_precise(tensor, self._dtype))
         if self._labels is not None:
             samples["labels"] = batch.of(self._labels)
         return samples
@@ -190,19 +190,6 @@ class Stack:
                 for of_all, own in zip(drawn, drawn_crops(len(index) if per_sample else 1, noise), strict=True):
                     of_all[client, step, : len(index)] = own
         return drawn
-
-
-def _precise(task: ClientTask, dtype: torch.dtype) -> ClientTask:
-    """``task`` with all that a loss reads of it in ``dtype``."""
-    names = ("received", "payload", "state", "buffers")
-    held = {name: getattr(task, name) for name in names} | {"constants": task.model.constants}
-    precise = mapped(held, lambda tensor: _as_precise(tensor, dtype))
-    model = replace(task.model, constants=precise.pop("constants"))
-    return replace(task, model=model, **precise)
-
-
-def _as_precise(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _table(inputs: object) -> Tensor:
