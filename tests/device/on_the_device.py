@@ -20,7 +20,8 @@ from fedbench.core.method.hooks import STEPS
 from fedbench.core.method.tasks import Hooks
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.registry import method_names, plugins_everywhere
-from fedbench.rounds.executors import ExecutorName
+from fedbench.rounds.executors import ExecutorName, graphs
+from fedbench.rounds.executors.stack import mapped
 from fedbench.rounds.loop import evaluate
 from fedbench.rounds.run import Run
 from fedbench.rounds.state import RunState, all_tensors, load_state, save_state
@@ -104,7 +105,7 @@ def test_every_method_trains_there_as_on_the_cpu(method: str, executor: Executor
     here = tiny_run(spec, executor=executor)
     wanted = final_state(here)
     require_close(found, wanted, 50 if method == "clip-lora" else 1)
-    assert run.executor.description == here.executor.description
+    assert run.executor.description.partition("; ")[0] == here.executor.description.partition("; ")[0]
     assert metrics == pytest.approx(evaluate(here, wanted)[0], abs=10)  # of ten samples of a client one may turn
 
 
@@ -126,7 +127,9 @@ def test_a_further_local_step_reads_nothing_back(method: str) -> None:
     counts = []
     for epochs in (1, 3):
         pretend.reads.clear()
-        final_state(tiny_run(on_device(tiny_spec(method, rounds=1, local_epochs=epochs)), executor="sequential"))
+        run = tiny_run(on_device(tiny_spec(method, rounds=1, local_epochs=epochs)), executor="sequential")
+        run.executor.graphs = False  # type: ignore[attr-defined]  # they compare some steps
+        final_state(run)
         counts.append(len(pretend.reads))
     assert counts[0] == counts[1] or method in STOPS_BY_DATA
 
@@ -153,6 +156,125 @@ def test_images_lie_there_once_and_are_augmented_there(augment: str) -> None:
     pixels = cast(Any, run.train).images._source.pixels
     assert isinstance(pixels, pretend.PretendTensor) and pixels.dtype == torch.uint8
     require_close(found, final_state(tiny_run(spec)))
+
+
+def with_and_without_graphs(spec: RunSpec) -> str:
+    """The description of a run with graphs, which ends with the bits of one without."""
+    run, plain = (tiny_run(on_device(spec), executor="sequential") for _ in range(2))
+    plain.executor.graphs = False  # type: ignore[attr-defined]
+    found, wanted = all_tensors(final_state(run)), all_tensors(final_state(plain))
+    assert found.keys() == wanted.keys()
+    assert [name for name, tensor in wanted.items() if not torch.equal(found[name].cpu(), tensor.cpu())] == []
+    assert "graphs" not in plain.executor.description
+    return run.executor.description
+
+
+LOW_RANK = ("fedex-lora", "fedsa-lora", "ffa-lora", "flexlora", "flora")
+CANNOT_RECORD = {
+    "the CPU": ("apfl", "fedbabu", "fedotp", "plot", "rolora"),
+    "the task's round": ("balancefl", "clip-lora", "dp-fpl", "fedfa", *LOW_RANK),
+    "what the client keeps": ("fed-grab", "fst-cbdg", "pfedme"),
+    "the task's inputs": ("fedrep",),
+}
+TRAINS_NOTHING = ("clip-zs", "fedpft")
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_recorded_steps_end_with_the_bits_of_steps_one_by_one(method: str) -> None:
+    told = with_and_without_graphs(tiny_spec(method, rounds=2, local_epochs=2))
+    reason = next((reason for reason, methods in CANNOT_RECORD.items() if method in methods), None)
+    if method in TRAINS_NOTHING:
+        assert "graphs" not in told
+    elif reason is None:
+        assert told.endswith("; steps as graphs")
+    else:
+        assert "; no graphs: " in told and told.endswith(reason)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"momentum": 0.9, "clip_norm": 0.1, "lr_schedule": "cosine"},
+        {"optimizer": "adam"},
+        {"augment": "sample"},
+    ],
+    ids=lambda training: "-".join(training),
+)
+def test_networks_with_running_statistics_are_recorded_with_any_optimiser(training: dict[str, object]) -> None:
+    spec = tiny_spec("fedavg", backbone="resnet8?width=1", rounds=2, local_epochs=2, **training)
+    assert with_and_without_graphs(spec).endswith("; steps as graphs")
+
+
+METHOD = '''
+"""A method of a test."""
+import torch
+import fedbench.api as fb
+from fedbench.api import hookimpl
+from fedbench.toolkit.fedavg import cross_entropy
+
+class Tried(fb.Method[fb.NoParams]):
+    """Tried."""
+    name, citation = "tried", "Nobody, A paper that does not exist, 2000"
+    rounds = 0
+
+    @hookimpl
+    def broadcast(self, task):
+        """Counts."""
+        self.rounds = task.round
+        return fb.Broadcast(task.weights, {"scale": torch.tensor(float(task.client))})
+
+    @hookimpl
+    def after_training(self, task, update):
+        """Counts."""
+        kept = task.state.setdefault("tried", {"trained": torch.zeros(())})
+        task.state["tried"] = {"trained": kept["trained"] + 1}
+
+    @hookimpl
+    def local_loss(self, step):
+        """Tried."""
+        loss, inputs = cross_entropy(step), step.batch.inputs
+        return LOSS
+'''
+LOSSES = {
+    "loss * (1 + step.task.payload['scale'])": "steps as graphs",
+    "loss * (2.0 if self.rounds > 1 else 1.0)": "no graphs: its loss is not what it was when it was recorded",
+    "loss + torch.rand((), device=inputs.device) * step.outputs.logits.mean()": "no graphs: its steps are not the same",
+    "loss * float(step.outputs.logits.detach().mean())": "no graphs: its step reads values back",
+    "loss * torch.tensor([2.0]).to(inputs.device)[0]": "no graphs: its step reads values back",
+    "loss * step.task.client": "no graphs: its loss reads the task's client",
+    "loss * (2 if step.number > 1 else 1)": "no graphs: its loss reads the task's number of the step",
+    "loss * (2 if step.number == 0 else 1)": "steps as graphs",
+}
+
+
+@pytest.mark.parametrize(("loss", "told"), LOSSES.items())
+def test_a_graph_holds_pure_steps_and_the_reason_is_told_where_it_holds_none(
+    loss: str, told: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "tried.py"
+    file.write_text(METHOD.replace("LOSS", loss))
+    with plugins_everywhere([file]):
+        spec = tiny_spec("tried", backbone="clip:embedded", rounds=3, local_epochs=2)
+        if "rand" in loss:
+            run = tiny_run(on_device(spec), executor="sequential")
+            final_state(run)
+            assert told in run.executor.description
+        else:
+            assert told in with_and_without_graphs(spec)
+
+
+@pytest.mark.parametrize("forgotten", ["weights", "buffers", "samples", "client"])
+def test_a_tensor_that_a_graph_does_not_get_shows(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = graphs._tensors
+
+    def without(step: Any) -> Any:
+        tensors = whole(step)
+        return {**tensors, forgotten: mapped(tensors[forgotten], torch.zeros_like)}
+
+    monkeypatch.setattr(graphs, "_tensors", without)
+    method, backbone = ("fedprox", "clip:embedded") if forgotten == "client" else ("fedavg", "resnet8?width=1")
+    told = with_and_without_graphs(tiny_spec(method, backbone=backbone, rounds=2, local_epochs=2))
+    assert told.endswith("no graphs: its steps are not the same twice")
 
 
 FAULTS = {

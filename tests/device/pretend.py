@@ -4,6 +4,9 @@ A tensor of it wraps one on the CPU, on which every operation is carried out, so
 of a run on the CPU. Before that it is held to what an accelerator demands: all tensors of an operation lie on it, but
 for what CUDA takes from the CPU as well (tensors without axes, and the indices of a tensor of its own), and random
 numbers come from a generator of its own. Reading values back is counted, and refused within `without_reading`.
+
+Its graphs hold the operations that were carried out while they were recorded, on the CPU's tensors. Replaying them
+reads what these hold then, and writes where they wrote. What a CUDA graph cannot hold is refused.
 """
 
 from __future__ import annotations
@@ -87,6 +90,45 @@ def without_reading() -> Iterator[None]:
         _refusing.pop()
 
 
+class CUDAGraph:
+    """Operations to be repeated, in the device's module under the name that CUDA's has."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Any, Any, Any, Any]] = []
+        """An operation, its arguments and what it gave."""
+
+    def replay(self) -> None:
+        for operation, args, kwargs, given in self.steps:
+            found = operation(*args, **kwargs)
+            for old, new in zip(tree_leaves(given), tree_leaves(found), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+    def pool(self) -> None:
+        return None
+
+
+_recording: list[CUDAGraph] = []
+
+
+@contextmanager
+def graph(recorded: CUDAGraph, pool: object = None) -> Iterator[None]:
+    """Record what is done within the block. Unlike CUDA, the pretend device does it as well."""
+    _recording.append(recorded)
+    try:
+        yield
+    finally:
+        _recording.pop()
+
+
+def get_sync_debug_mode() -> str:
+    return "error" if _refusing else "default"
+
+
+def set_sync_debug_mode(mode: str) -> None:
+    _refusing[:] = [True] if mode == "error" else []
+
+
 _Generator = torch.Generator
 _of_device: WeakValueDictionary[int, torch.Generator] = WeakValueDictionary()
 """Generators of the device by their addresses: an operation meets them as other objects."""
@@ -105,6 +147,8 @@ class Generator(_Generator):
 @cache
 def _register() -> tuple[torch.library.Library, ...]:
     backend_registration._setup_privateuseone_for_python_backend(NAME)  # type: ignore[no-untyped-call]
+    for part in (CUDAGraph, graph, get_sync_debug_mode, set_sync_debug_mode):
+        setattr(torch.get_device_module(NAME), part.__name__, part)
     every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(_carried_out, "PrivateUse1")  # type: ignore[no-untyped-call]
     for name in _FACTORIES:
@@ -124,7 +168,12 @@ def _carried_out(operation: Any, *args: Any, **kwargs: Any) -> Any:
     if name == _SCALAR or (ours and name in _COPIES and _lands_on_cpu(name, args, target)):
         _read(name)
     by_raw = {id(tensor.raw): tensor for tensor in ours} | {id(tensor): tensor for tensor in others}
-    result = operation(*_lowered(args), **_lowered(kwargs))
+    if name.startswith("aten::_foreach") and name.endswith("_"):
+        torch.autograd.graph.increment_version(args[0])  # as for other devices
+    lowered = _lowered(args), _lowered(kwargs)
+    result = operation(*lowered[0], **lowered[1])
+    if _recording and target.type == NAME:
+        _record(operation, ours, others, *lowered, result)
 
     def raised(value: Any) -> Any:
         if not isinstance(value, Tensor) or id(value) in by_raw:
@@ -134,9 +183,19 @@ def _carried_out(operation: Any, *args: Any, **kwargs: Any) -> Any:
     return tree_map(raised, result)
 
 
+def _record(operation: Any, ours: list[Any], others: list[Tensor], args: Any, kwargs: Any, result: Any) -> None:
+    if operation._schema.name in _COPIES and not ours:
+        raise RuntimeError("a graph is recorded, and cannot hold a copy from the CPU")
+    if kwargs.get("generator") is not None:
+        raise RuntimeError("a graph is recorded, and cannot draw from this generator")
+    fixed = {id(tensor): tensor.clone() for tensor in others}  # what CUDA is given by value
+    args, kwargs = tree_map(lambda value: fixed.get(id(value), value), (args, kwargs))
+    _recording[-1].steps.append((operation, args, kwargs, result))
+
+
 def _read(name: str) -> None:
     reads.append(name)
-    if _refusing:
+    if _refusing or _recording:
         raise RuntimeError(f"{name} reads values back from the device within a local step")
 
 

@@ -71,7 +71,7 @@ def _in_turn(run: Run, tasks: Sequence[ClientTask], order: Sequence[int]) -> tup
         require_finite_updates([task], [update])
         weights, buffers = shared(update.weights, run.private), shared(update.buffers, run.private)
         updates[client] = update
-    run.executor.description = "sequential: clients train in turn"
+    run.executor.description = run.executor.told("clients train in turn")
     return [by_client[task.client] for task in tasks], [updates[task.client] for task in tasks]
 
 

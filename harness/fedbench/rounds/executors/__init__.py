@@ -46,6 +46,10 @@ class Executor(Protocol):
         ``state`` is changed."""
         ...
 
+    def told(self, reason: str) -> str:
+        """The description of clients who are trained one after another for that ``reason``."""
+        ...
+
     def known(self) -> dict[str, str]:
         """The facts about the run's clients that the executor relies on; checkpoints store them."""
         ...
@@ -61,16 +65,14 @@ def executor_for(name: ExecutorName, training: Training, assembly: Assembly, mod
     The cohort executor falls back to the sequential one client group by client group, and says so, unless ``name``
     is ``cohort``: then what it cannot do is a FedbenchError.
     """
-    one_by_one = Sequential(cores)
     if name == "sequential":
-        return one_by_one
+        return Sequential(cores)
     obstacle = _obstacle(name, training, assembly, model)
     if obstacle is None:
-        return Cohort(assembly, one_by_one, strict=name == "cohort")
+        return Cohort(assembly, Sequential(cores), strict=name == "cohort")
     if name == "cohort":
         raise FedbenchError(f"the cohort executor cannot train this run: {obstacle}; use executor=auto.")
-    one_by_one.description = f"sequential: {obstacle}"
-    return one_by_one
+    return Sequential(cores, obstacle)
 
 
 def _obstacle(name: ExecutorName, training: Training, assembly: Assembly, model: Model) -> str | None:

@@ -91,6 +91,9 @@ class Cohort:
         self._known: dict[str, str] = {}
         self.description = "cohort"
 
+    def told(self, reason: str) -> str:
+        return self._one_by_one.told(reason)
+
     def known(self) -> dict[str, str]:
         """The plan of every kind of client met so far."""
         return self._known | {_lasting(kind): plan.as_text() for kind, plan in self._plans.items()}
@@ -120,7 +123,7 @@ class Cohort:
     def _train_alike(self, kind: Kind, tasks: list[ClientTask]) -> tuple[list[Update], str]:
         """The updates of clients of one kind, and a description of how they were trained."""
         if len(tasks) == 1:
-            return self._one_by_one.train(tasks), "sequential: one client alone"
+            return self._one_by_one.train(tasks), self.told("one client alone")
         plan = self._plans.get(kind) or self._recalled(kind, tasks[0]) or self._planned(tasks)
         if plan.gradients is not None:
             try:
@@ -138,7 +141,7 @@ class Cohort:
             raise FedbenchError(
                 f"the cohort executor cannot train {tasks[0].spec.method}: {plan.reason}; use executor=auto."
             )
-        return self._one_by_one.train(tasks), f"sequential: {plan.reason}"
+        return self._one_by_one.train(tasks), self.told(plan.reason)
 
     def _recalled(self, kind: Kind, task: ClientTask) -> Plan | None:
         """The plan that was made before an interruption; None for a kind of client that was not met then."""

@@ -34,7 +34,7 @@ class NoTerms(Exception):
     """The methods that may add terms to the loss add none in this step."""
 
 
-class _Missing:
+class Missing:
     """Placeholder for something that only a single client has; any use of it is refused."""
 
     def __init__(self, name: str) -> None:
@@ -51,7 +51,7 @@ class _Missing:
         raise OneClientOnly(f"its loss reads the task's {name}")
 
     __getattr__ = __getitem__ = __len__ = __int__ = __index__ = __iter__ = __bool__ = __add__ = _refuse
-    __eq__ = __hash__ = __lt__ = __format__ = __str__ = _refuse
+    __eq__ = __hash__ = __lt__ = __le__ = __gt__ = __ge__ = __format__ = __str__ = _refuse
 
 
 Padding = Literal["by sample", "by size"]
@@ -98,7 +98,7 @@ class Vectorised:
         return losses
 
     def _losses(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> Tensor:
-        template = _shared(stack.tasks[0])
+        template = shared_task(stack.tasks[0])
         samples = stack.samples(batch)
         buffers = mapped(stack.buffers, batch.own)
         arguments: PerClient = {"weights": weights, "client": mapped(stack.clients, batch.own), "samples": samples}
@@ -108,7 +108,7 @@ class Vectorised:
 
         def of_client(*flat: Tensor) -> Tensor:
             own = like(arguments, flat)
-            task, samples = _task_of(template, own["client"]), own["samples"]
+            task, samples = task_of(template, own["client"]), own["samples"]
             kept = {**template.buffers, **own["buffers"]}
 
             def of_batch(samples: PerClient) -> Tensor:
@@ -197,19 +197,20 @@ def added_terms(step: LocalStep) -> Tensor:
     return sum(terms[1:], terms[0])
 
 
-def _shared(task: ClientTask) -> ClientTask:
+def shared_task(task: ClientTask) -> ClientTask:
     """``task`` with a placeholder for everything that only its client has."""
     return replace(
         task,
-        client=cast(int, _Missing("client")),
-        inputs=cast(InputSource, _Missing("inputs")),
-        labels=cast(Tensor, _Missing("labels")),
-        side=cast("dict[str, InputSource]", _Missing("side")),
+        client=cast(int, Missing("client")),
+        inputs=cast(InputSource, Missing("inputs")),
+        labels=cast(Tensor, Missing("labels")),
+        side=cast("dict[str, InputSource]", Missing("side")),
     )
 
 
-def _task_of(template: ClientTask, own: PerClient) -> ClientTask:
-    """The task of the client that vmap stands for; its state can be read, not written."""
+def task_of(template: ClientTask, own: PerClient) -> ClientTask:
+    """``template`` with the tensors of a client, who may be the one that vmap stands for; its state can be read, not
+    written."""
     return replace(
         template,
         received=own["received"],
