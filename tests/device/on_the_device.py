@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedbench.core.method.hooks import STEPS
 from fedbench.core.method.tasks import Hooks
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.registry import method_names, plugins_everywhere
-from fedbench.rounds.executors import ExecutorName, graphs
+from fedbench.rounds.executors import ExecutorName, cohort, graphs, sequential
 from fedbench.rounds.executors.stack import mapped
 from fedbench.rounds.loop import evaluate
 from fedbench.rounds.run import Run
@@ -105,7 +106,7 @@ def test_every_method_trains_there_as_on_the_cpu(method: str, executor: Executor
     here = tiny_run(spec, executor=executor)
     wanted = final_state(here)
     require_close(found, wanted, 50 if method == "clip-lora" else 1)
-    assert run.executor.description.partition("; ")[0] == here.executor.description.partition("; ")[0]
+    assert re.sub(", (steps as graphs|no graphs: [^;]*)", "", run.executor.description) == here.executor.description
     assert metrics == pytest.approx(evaluate(here, wanted)[0], abs=10)  # of ten samples of a client one may turn
 
 
@@ -123,13 +124,12 @@ def test_a_run_goes_on_there_from_what_was_saved(method: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("method", EVERY)
-def test_a_further_local_step_reads_nothing_back(method: str) -> None:
+def test_a_further_local_step_reads_nothing_back(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "IS_ON", False)  # they compare some steps
     counts = []
     for epochs in (1, 3):
         pretend.reads.clear()
-        run = tiny_run(on_device(tiny_spec(method, rounds=1, local_epochs=epochs)), executor="sequential")
-        run.executor.graphs = False  # type: ignore[attr-defined]  # they compare some steps
-        final_state(run)
+        final_state(tiny_run(on_device(tiny_spec(method, rounds=1, local_epochs=epochs)), executor="sequential"))
         counts.append(len(pretend.reads))
     assert counts[0] == counts[1] or method in STOPS_BY_DATA
 
@@ -158,11 +158,13 @@ def test_images_lie_there_once_and_are_augmented_there(augment: str) -> None:
     require_close(found, final_state(tiny_run(spec)))
 
 
-def with_and_without_graphs(spec: RunSpec) -> str:
+def with_and_without_graphs(spec: RunSpec, executor: ExecutorName = "sequential") -> str:
     """The description of a run with graphs, which ends with the bits of one without."""
-    run, plain = (tiny_run(on_device(spec), executor="sequential") for _ in range(2))
-    plain.executor.graphs = False  # type: ignore[attr-defined]
-    found, wanted = all_tensors(final_state(run)), all_tensors(final_state(plain))
+    run, plain = (tiny_run(on_device(spec), executor=executor) for _ in range(2))
+    found = all_tensors(final_state(run))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "IS_ON", False)
+        wanted = all_tensors(final_state(plain))
     assert found.keys() == wanted.keys()
     assert [name for name, tensor in wanted.items() if not torch.equal(found[name].cpu(), tensor.cpu())] == []
     assert "graphs" not in plain.executor.description
@@ -186,9 +188,9 @@ def test_recorded_steps_end_with_the_bits_of_steps_one_by_one(method: str) -> No
     if method in TRAINS_NOTHING:
         assert "graphs" not in told
     elif reason is None:
-        assert told.endswith("; steps as graphs")
+        assert told.endswith(", steps as graphs")
     else:
-        assert "; no graphs: " in told and told.endswith(reason)
+        assert ", no graphs: " in told and told.endswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,29 @@ def test_recorded_steps_end_with_the_bits_of_steps_one_by_one(method: str) -> No
 )
 def test_networks_with_running_statistics_are_recorded_with_any_optimiser(training: dict[str, object]) -> None:
     spec = tiny_spec("fedavg", backbone="resnet8?width=1", rounds=2, local_epochs=2, **training)
-    assert with_and_without_graphs(spec).endswith("; steps as graphs")
+    assert with_and_without_graphs(spec).endswith(", steps as graphs")
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+@pytest.mark.parametrize(
+    ("method", "backbone"),
+    [
+        ("fedntd", "convnet"),
+        ("fedavg", "resnet8?width=1"),
+        ("vpt", "clip:embedded"),
+        ("promptfl", "clip:embedded"),
+        ("clip-adapter", "clip:embedded"),
+    ],
+)
+def test_steps_of_all_clients_at_once_are_recorded(
+    method: str, backbone: str, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohort, "FEWER_ON_IMAGES", 0)
+    spec = tiny_spec(method, backbone=backbone, rounds=3, local_epochs=2)
+    scenario = spec.scenario.model_copy(update={"partition": partition, "participation": 1.0})
+    executor: ExecutorName = "auto" if method in ("promptfl", "clip-adapter") else "cohort"
+    told = with_and_without_graphs(spec.model_copy(update={"scenario": scenario}), executor)
+    assert told == "cohort, steps as graphs"
 
 
 METHOD = '''
@@ -265,13 +289,13 @@ def test_a_graph_holds_pure_steps_and_the_reason_is_told_where_it_holds_none(
 
 @pytest.mark.parametrize("forgotten", ["weights", "buffers", "samples", "client"])
 def test_a_tensor_that_a_graph_does_not_get_shows(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = graphs._tensors
+    whole = sequential._tensors
 
     def without(step: Any) -> Any:
         tensors = whole(step)
         return {**tensors, forgotten: mapped(tensors[forgotten], torch.zeros_like)}
 
-    monkeypatch.setattr(graphs, "_tensors", without)
+    monkeypatch.setattr(sequential, "_tensors", without)
     method, backbone = ("fedprox", "clip:embedded") if forgotten == "client" else ("fedavg", "resnet8?width=1")
     told = with_and_without_graphs(tiny_spec(method, backbone=backbone, rounds=2, local_epochs=2))
     assert told.endswith("no graphs: its steps are not the same twice")

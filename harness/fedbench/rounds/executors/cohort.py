@@ -31,7 +31,6 @@ from fedbench.plugins.assembly import Assembly
 from fedbench.plugins.guards import Snapshot
 from fedbench.rounds.executors.gradients import (
     ClosedForm,
-    OneClientOnly,
     Padding,
     Vectorised,
     added_terms,
@@ -40,6 +39,7 @@ from fedbench.rounds.executors.gradients import (
     bytes_of_a_client,
     head_features,
 )
+from fedbench.rounds.executors.graphs import OneClientOnly
 from fedbench.rounds.executors.sequential import Sequential, completed
 from fedbench.rounds.executors.stack import Stack, StackedBatch, StackedOptimiser, mapped, own_buffers, signature
 from fedbench.toolkit.fedavg import FedAvg
@@ -262,12 +262,12 @@ def passes_trial(gradients: Gradients, tasks: Sequence[ClientTask]) -> bool:
     if isinstance(tasks[0].inputs, ImageInputs):
         batches = [batch[:SAMPLES] for batch in batches]
     batches[1] = batches[1][: (len(batches[0]) + 1) // 2]
-    stack = Stack(tasks, [[batch] for batch in batches])
-    batch = stack.batch(0)
-    if gradients.padding == "by sample" and not (batch.is_ragged and min(batch.sizes) >= 2):
-        return False  # samples too few to see it
-    generator = torch_generator(0, "trial of the cohort executor")
     with InFloat64() if _is_rough(tasks[0]) else nullcontext():
+        stack = Stack(tasks, [[batch] for batch in batches])
+        batch = stack.batch(0)
+        if gradients.padding == "by sample" and not (batch.is_ragged and min(batch.sizes) >= 2):
+            return False  # samples too few to see it
+        generator = torch_generator(0, "trial of the cohort executor")
         weights = {name: _nearby(value, generator) for name, value in stack.weights.items()}
         return matches_own_loss(stack, weights, batch, gradients(stack, weights, batch)[0], range(len(tasks)))
 
@@ -286,8 +286,8 @@ def is_own(
     if not is_rough:
         return True
     chosen = sorted({client, 0 if client else len(batch.sizes) - 1})
-    few = stack.of(chosen, SAMPLES if stack.has_images else None)
     with InFloat64():
+        few = stack.of(chosen, SAMPLES if stack.has_images else None)
         at = {name: value[chosen] for name, value in weights.items()}
         step = few.batch(batch.number)
         return matches_own_loss(few, at, step, gradients(few, at, step)[0], [chosen.index(client)])
@@ -307,7 +307,8 @@ class InFloat64(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # what is written to in place stays itself
-        kept = 1 if function.__name__.endswith("_") and not function.__name__.endswith("__") else 0
+        name = function.__name__
+        kept = 1 if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) else 0
         wide = tree_map(_widened, (args[kept:], kwargs or {}))
         return function(*args[:kept], *wide[0], **wide[1])
 

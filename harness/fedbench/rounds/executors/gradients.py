@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn, cast
 
@@ -19,15 +20,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedbench.core.method.tasks import ClientTask, LocalStep
 from fedbench.core.types import Batch, InputSource, LabelledBatch, Tensors, UnlabelledBatch
 from fedbench.models.inputs import FeatureInputs
+from fedbench.rounds.executors.graphs import Graphs, OneClientOnly, can_record
 from fedbench.rounds.executors.stack import PerClient, Stack, StackedBatch, flat_of, like, mapped, rows_of
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.toolkit.local_training import batches_of, step_loss
 
 Losses = Callable[[LocalStep], Tensor]
-
-
-class OneClientOnly(Exception):
-    """A loss reads something that clients who train at once do not have in common."""
 
 
 class NoTerms(Exception):
@@ -54,6 +52,30 @@ class Missing:
     __eq__ = __hash__ = __lt__ = __le__ = __gt__ = __ge__ = __format__ = __str__ = _refuse
 
 
+class _Later(Missing):
+    """The number of a step that is not the first of its round; no more is known of it."""
+
+    def __bool__(self) -> bool:  # type: ignore[override]
+        return True
+
+    def __eq__(self, other: object) -> bool:  # type: ignore[override]
+        return False if other == 0 else self._refuse()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def any_after(number: int) -> int:
+    """The number of a step, of which a graph knows whether it is the round's first."""
+    return cast(int, _Later("number of the step")) if number else 0
+
+
+def in_any_round(task: ClientTask) -> ClientTask:
+    """``task`` for a graph, which is replayed in other rounds."""
+    return replace(task, round=cast(int, Missing("round")))
+
+
+LOSS, BUFFER = "loss of the step", "buffer "
+"""How a step's loss and its running statistics are named among its gradients."""
 Padding = Literal["by sample", "by size"]
 """How batches of unequal sizes are treated. ``by sample`` averages with a mask, which is right for a loss that is a
 mean over samples. ``by size`` takes clients whose batches have one size together, which is right for any loss."""
@@ -65,46 +87,62 @@ class Vectorised:
     def __init__(self, padding: Padding, loss: Losses = step_loss) -> None:
         self.padding: Padding = padding
         self._loss = loss
-        self.name = "cohort"
         self.description = f"vectorised, {padding}"
         """Names this way of computing gradients among those that are tried."""
+        self.graphs = Graphs()
+
+    @property
+    def name(self) -> str:
+        """What the log calls it."""
+        return f"cohort{self.graphs.told}"
 
     def __call__(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
         """Gradients (a, ...) by name and losses (a,) at ``weights`` (a, ...)."""
-        leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
         if self.padding == "by sample" or not batch.is_ragged:
-            losses = self._losses(stack, leaves, batch)
-        else:
-            losses = self._losses_by_size(stack, leaves, batch)
-        all_gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
-        gradients = {name: g for name, g in zip(leaves, all_gradients, strict=True) if g is not None}
-        return gradients, losses.detach()
-
-    def _losses_by_size(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> Tensor:
-        """Losses (a,), zero for clients whose part of the loss has no terms; NoTerms if no client's has any."""
+            return self._replayed(stack, weights, batch)
         like_them = next(iter(weights.values()))
         losses = torch.zeros(len(batch.sizes), dtype=like_them.dtype, device=like_them.device)
+        gradients: Tensors = {}
         answered = 0
-        for part in batch.by_size():
+        for part in batch.by_size(like_them.device):
             own = {name: part.own(weight) for name, weight in weights.items()}
-            where = torch.arange(len(losses))[part.clients].to(losses.device)
             try:
-                losses = losses.index_put((where,), self._losses(stack, own, part).to(losses.dtype))
+                found, losses[part.clients] = self._replayed(stack, own, part)
                 answered += 1
-            except NoTerms:
+            except NoTerms:  # in this part of the batch the loss has none
                 continue
+            for name, gradient in found.items():
+                gradients.setdefault(name, torch.zeros_like(weights[name]))[part.clients] = gradient
         if not answered:
             raise NoTerms
-        return losses
+        return gradients, losses
 
-    def _losses(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> Tensor:
-        template = shared_task(stack.tasks[0])
-        samples = stack.samples(batch)
-        buffers = mapped(stack.buffers, batch.own)
-        arguments: PerClient = {"weights": weights, "client": mapped(stack.clients, batch.own), "samples": samples}
-        arguments["buffers"] = buffers
+    def _replayed(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
+        """Gradients and losses of a batch that one call computes, by a graph where there is one."""
+        template, samples = shared_task(stack.tasks[0]), stack.samples(batch)
+        tensors: PerClient = {"weights": weights, "client": mapped(stack.clients, batch.own), "samples": samples}
+        tensors["buffers"] = mapped(stack.buffers, batch.own)
         if batch.is_ragged:
-            arguments["mask"] = batch.mask(samples["inputs"].device)
+            tensors["mask"] = batch.mask(samples["inputs"].device)
+        found, first = None, next(iter(weights.values()))
+        if can_record(first.device) and first.dtype == torch.float32:
+            found = self.graphs.replayed(
+                (id(template.model), template.exchange, batch.number == 0),
+                tensors,
+                partial(self._computed, in_any_round(template), any_after(batch.number)),
+                lambda: self._computed(template, batch.number, {**tensors, "buffers": _copies(tensors["buffers"])}),
+            )
+        if found is None:
+            found = self._computed(template, batch.number, tensors)
+        for name, buffer in stack.buffers.items():
+            buffer[batch.clients] = found.pop(BUFFER + name)
+        losses = found.pop(LOSS)
+        return found, losses
+
+    def _computed(self, template: ClientTask, number: int, tensors: PerClient) -> Tensors:
+        """Gradients (a, ...) by name, losses (a,) and running statistics (a, ...), which are changed in place."""
+        leaves = {name: value.detach().requires_grad_() for name, value in tensors["weights"].items()}
+        arguments = {**tensors, "weights": leaves}
 
         def of_client(*flat: Tensor) -> Tensor:
             own = like(arguments, flat)
@@ -112,7 +150,7 @@ class Vectorised:
             kept = {**template.buffers, **own["buffers"]}
 
             def of_batch(samples: PerClient) -> Tensor:
-                return self._loss(LocalStep(own["weights"], kept, batch_of(samples), task, batch.number))
+                return self._loss(LocalStep(own["weights"], kept, batch_of(samples), task, number))
 
             if "mask" not in own:
                 return of_batch(samples)
@@ -120,17 +158,19 @@ class Vectorised:
             return cast(Tensor, (of_samples(*flat_of(samples)) * own["mask"]).sum() / own["mask"].sum())
 
         # vmap cannot batch the CPU's attention
-        with (
-            sdpa_kernel(SDPBackend.MATH)
-            if samples["inputs"].device.type == "cpu" and stack.has_images
-            else nullcontext()
-        ):
+        inputs = tensors["samples"]["inputs"]
+        is_tower = inputs.ndim == 5 and inputs.device.type == "cpu"
+        with sdpa_kernel(SDPBackend.MATH) if is_tower else nullcontext():
             # flat, since vmap takes longer to look through nested mappings than for a small step
             losses = vmap(of_client)(*flat_of(arguments))
-        if isinstance(batch.clients, Tensor):  # what was changed are copies
-            for name, buffer in buffers.items():
-                stack.buffers[name][batch.clients] = buffer
-        return losses
+        all_gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        found = {name: g for name, g in zip(leaves, all_gradients, strict=True) if g is not None}
+        found |= {BUFFER + name: buffer for name, buffer in tensors["buffers"].items()}
+        return {**found, LOSS: losses.detach()}
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 class ClosedForm:

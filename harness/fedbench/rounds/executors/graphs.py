@@ -1,4 +1,4 @@
-"""Local steps as graphs: on an accelerator the gradients of a step are recorded once and replayed.
+"""Local steps as graphs: on an accelerator what a step computes is recorded once and replayed.
 
 A step of a small network costs launches and Python there, not arithmetic (tests/bench/gpu.md). A graph launches all
 kernels of a step at once. They are those of the step itself, so the weights end with the same bits.
@@ -7,159 +7,150 @@ kernels of a step at once. They are those of the step itself, so the weights end
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fedbench.core.method.tasks import ClientTask, Hooks, LocalStep
-from fedbench.core.types import LabelledBatch, StepGradients
-from fedbench.rounds.executors.gradients import Missing, OneClientOnly, batch_of, shared_task, task_of
+from fedbench.core.types import Tensors
 from fedbench.rounds.executors.stack import PerClient, flat_of, mapped
 
-MOST = 16
-"""The most graphs of a run. Each batch size has one, and clients end their epochs with batches of many sizes."""
+IS_ON = True
+"""Whether steps are recorded at all; measurements say no."""
+MOST = 32
+"""The most graphs of a run. Each size of a batch has one, and clients end their epochs with batches of many sizes."""
 CLOSE = 0.05
 """The largest difference, relative to the largest value, where the step itself is not the same twice either."""
 
-Kind = tuple[object, ...]
+
+class OneClientOnly(Exception):
+    """A step reads something that is known of one client or step alone."""
 
 
 class Changed(Exception):
-    """A replayed step has other gradients than the step itself."""
+    """A replayed step gives something else than the step itself."""
 
 
-def can_record(task: ClientTask) -> bool:
-    """Whether the weights of ``task`` lie on a device that has graphs."""
-    device = next((weight.device for weight in task.received.values()), torch.device("cpu"))
-    return hasattr(torch.get_device_module(device), "CUDAGraph")
+def can_record(device: torch.device) -> bool:
+    """Whether ``device`` has graphs."""
+    return IS_ON and hasattr(torch.get_device_module(device), "CUDAGraph")
 
 
-class Recording:
-    """The hooks of a run, of which `local_gradients` is answered by graphs where it can be.
+class Graphs:
+    """The graphs of a run, by the kind of step.
 
-    A kind of step is recorded when it is met a second time. It is then computed three times: as it is, in the tensors
+    A kind is recorded when it is met a second time. The step is then computed three times: as it is, in the tensors
     that the graph will read, and by the graph. If these differ in one bit, or the step does what a graph cannot hold,
-    nothing is recorded and `told` says why.
+    nothing is recorded from then on.
     """
 
-    def __init__(self, hooks: Hooks) -> None:
-        self._hooks = hooks
-        self._graphs: dict[Kind, _Graph] = {}
-        self._met: Counter[Kind] = Counter()
-        self._is_due = True
-        self.obstacle = ""
-        """Why no step is recorded."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._hooks, name)
+    def __init__(self) -> None:
+        self._graphs: dict[Hashable, Graph] = {}
+        self._met: Counter[Hashable] = Counter()
+        self.obstacle: Exception | None = None
+        """Why nothing is recorded."""
 
     @property
     def told(self) -> str:
-        """What became of the steps, to be put behind the executor's name."""
-        if self.obstacle:
-            return f"; no graphs: {self.obstacle}"
-        return "; steps as graphs" if self._graphs else ""
+        """What became of the steps, to be put behind the executor's name.
 
-    def begin(self) -> None:
-        """Compare the next step that is replayed, as one of every exchange."""
-        self._is_due = True
+        Records contain no message of Python or PyTorch.
+        """
+        if self.obstacle is None:
+            return ", steps as graphs" if self._graphs else ""
+        reason = "its step reads values back, draws numbers or copies from the CPU"
+        if isinstance(self.obstacle, OneClientOnly):
+            reason = str(self.obstacle)
+        elif isinstance(self.obstacle, Changed):
+            reason = "its steps are not the same twice"
+        elif isinstance(self.obstacle, TypeError) and "mappingproxy" in str(self.obstacle):
+            reason = "its loss changes what the client keeps"
+        return f", no graphs: {reason}"
 
-    def local_gradients(self, step: LocalStep) -> StepGradients:
-        """The gradients of the step. Raises Changed where a graph's are not those of the step itself."""
-        if self.obstacle:
-            return self._hooks.local_gradients(step=step)
-        kind = _kind(step)
+    def stop(self, obstacle: Exception) -> None:
+        """Neither record nor replay from now on."""
+        self.obstacle = obstacle
+        self._graphs.clear()
+
+    def replayed(
+        self,
+        kind: Hashable,
+        tensors: PerClient,
+        step: Callable[[PerClient], Tensors],
+        alone: Callable[[], Tensors],
+        *,
+        is_compared: bool = False,
+    ) -> Tensors | None:
+        """What a graph of ``step`` gives for ``tensors``; None where there is none, or not yet.
+
+        ``kind`` is what decides about the step beside the names and shapes of its tensors. ``alone`` is the step
+        itself. Raises Changed where ``is_compared`` shows that the graph's answer is another one.
+        """
+        if self.obstacle is not None:
+            return None
+        kind = kind, _names(tensors), tuple((tuple(t.shape), t.stride(), t.dtype) for t in flat_of(tensors))
         graph = self._graphs.get(kind)
         if graph is not None:
-            if self._is_due:
-                self._is_due = False
-                self._require_same(graph, step)
-            return graph(step)
+            found = graph(tensors)
+            if is_compared:
+                _require_same(found, alone)
+            return found
         self._met[kind] += 1
         if self._met[kind] == 2 and len(self._graphs) < MOST:
             try:
-                graph = _Graph(self._hooks, step, next(iter(self._graphs.values()), None))
-                self._require_same(graph, step)
+                graph = Graph(step, tensors, next(iter(self._graphs.values()), None))
+                _require_same(graph(tensors), alone)
                 self._graphs[kind] = graph
             except Exception as error:
                 # what is really wrong with the step, the step itself will say
-                self.obstacle = _in_words(error)
-                self._graphs.clear()
-        return self._hooks.local_gradients(step=step)
-
-    def _require_same(self, graph: _Graph, step: LocalStep) -> None:
-        replayed, alone = graph.tried(step), self._alone(step)
-        if _same(replayed, alone):
-            return
-        is_steady = _same(self._alone(step), alone)
-        if is_steady or not all(map(_close, replayed.values(), alone.values())):
-            raise Changed
-
-    def _alone(self, step: LocalStep) -> dict[str, Tensor]:
-        """What the step itself gives, with statistics of its own."""
-        buffers = {name: value.clone() for name, value in step.buffers.items()}
-        own = LocalStep(step.weights, buffers, step.batch, step.task, step.number, step.is_own)
-        return _named(self._hooks.local_gradients(step=own), buffers)
+                self.stop(error)
+        return None
 
 
-class _Graph:
-    """The gradients of one kind of step, recorded over tensors that stay where they are."""
+class Graph:
+    """A function of tensors by name, recorded over tensors that stay where they are."""
 
-    def __init__(self, hooks: Hooks, step: LocalStep, other: _Graph | None) -> None:
-        """It shares the memory of the ``other`` graphs of the run, since only one is replayed at a time."""
-        device = next(iter(step.weights.values())).device
-        own = self._own = mapped(_tensors(step), lambda tensor: torch.empty_like(tensor, device=device))
+    def __init__(self, step: Callable[[PerClient], Tensors], tensors: PerClient, other: Graph | None) -> None:
+        """``tensors`` have the weights under "weights", and under "client" what seldom changes from step to step.
+
+        The memory is shared with the ``other`` graphs of the run, since only one is replayed at a time.
+        """
+        device = next(iter(tensors["weights"].values())).device
+
+        def alike(tensor: Tensor) -> Tensor:
+            return torch.empty_like(_once(tensor), device=device).expand(tensor.shape)
+
+        own = self._own = mapped(tensors, alike)
         self._last: list[tuple[Tensor, int]] = []
-        """What was copied last of the client's tensors that stay as they are from step to step, and their versions."""
-        for weight, original in zip(own["weights"].values(), step.weights.values(), strict=True):
-            weight.requires_grad_(original.requires_grad)
-        template = replace(shared_task(step.task), hooks=hooks, round=cast(int, Missing("round")))
-        task = task_of(template, own["client"])
-        batch, number = batch_of(own["samples"]), cast(int, _Later("number of the step")) if step.number else 0
-
-        def gradients() -> StepGradients:
-            return hooks.local_gradients(
-                step=LocalStep(own["weights"], own["buffers"], batch, task, number, step.is_own)
-            )
-
-        self._copy(step)
+        """The tensors under "client" that were copied last, and their versions."""
+        self._step = step  # what it refers to stays where the graph reads it
+        self._copy(tensors)
         with _without_waiting(device):
-            gradients()
+            step(own)
         backend = torch.get_device_module(device)
         self._graph = backend.CUDAGraph()
         with backend.graph(self._graph, pool=None if other is None else other._graph.pool()):
-            self._found = gradients()
+            self._found = step(own)
 
-    def __call__(self, step: LocalStep) -> StepGradients:
-        """Copies of what the graph finds; the step's running statistics are changed as it changes them."""
-        found = self.tried(step)
-        loss = found.pop(_LOSS)
-        for name, value in step.buffers.items():
-            value.copy_(found.pop(_BUFFER + name))
-        return StepGradients(found, loss)
-
-    def tried(self, step: LocalStep) -> dict[str, Tensor]:
-        """What the step's `__call__` would give, by name; the step stays as it is."""
-        self._copy(step)
+    def __call__(self, tensors: PerClient) -> Tensors:
+        """Copies of what the graph gives for ``tensors``, which stay as they are."""
+        self._copy(tensors)
         self._graph.replay()
-        found = _named(self._found, self._own["buffers"])
-        copies = [torch.empty_like(value) for value in found.values()]
-        torch._foreach_copy_(copies, list(found.values()))
-        return dict(zip(found, copies, strict=True))
+        copies = [torch.empty_like(value) for value in self._found.values()]
+        torch._foreach_copy_(copies, list(self._found.values()))
+        return dict(zip(self._found, copies, strict=True))
 
-    def _copy(self, step: LocalStep) -> None:
-        """Put the tensors of ``step`` where the graph reads them."""
-        sources, own = _tensors(step), dict(self._own)
+    def _copy(self, tensors: PerClient) -> None:
+        """Put ``tensors`` where the graph reads them."""
+        sources, own = dict(tensors), dict(self._own)
         client, read = flat_of(sources.pop("client")), flat_of(own.pop("client"))
         last, self._last = self._last, [(tensor, tensor._version) for tensor in client]
         pairs = list(zip(flat_of(own), flat_of(sources), strict=True))
         for i, (tensor, version) in enumerate(self._last):
             if not last or last[i][0] is not tensor or last[i][1] != version:
                 pairs.append((read[i], tensor))
+        pairs = [(_once(to), _once(tensor)) for to, tensor in pairs]
         there = [(to, tensor) for to, tensor in pairs if tensor.device == to.device]
         with torch.no_grad():
             torch._foreach_copy_([to for to, _ in there], [tensor for _, tensor in there])
@@ -168,56 +159,31 @@ class _Graph:
                     to.copy_(tensor)
 
 
-class _Later(Missing):
-    """The number of a step that is not the first of its round; no more is known of it."""
-
-    def __bool__(self) -> bool:  # type: ignore[override]
-        return True
-
-    def __eq__(self, other: object) -> bool:  # type: ignore[override]
-        return False if other == 0 else self._refuse()
-
-    __hash__ = None  # type: ignore[assignment]
+def _once(tensor: Tensor) -> Tensor:
+    """``tensor`` with a size of 1 where an axis repeats one value: a layout of its own may have other kernels."""
+    for axis, stride in enumerate(tensor.stride()):
+        tensor = tensor if stride else tensor.narrow(axis, 0, 1)
+    return tensor
 
 
-_LOSS, _BUFFER = "loss of the step", "buffer "
+def _require_same(found: Tensors, alone: Callable[[], Tensors]) -> None:
+    wanted = alone()
+    if not _same(found, wanted):
+        is_steady = _same(alone(), wanted)
+        if is_steady or not all(map(_close, found.values(), wanted.values())):
+            raise Changed
 
 
-def _tensors(step: LocalStep) -> PerClient:
-    """All tensors that a hook of the step may read."""
-    task, batch = step.task, step.batch
-    samples: PerClient = {"inputs": batch.inputs, "index": batch.index, "side": dict(batch.side)}
-    if isinstance(batch, LabelledBatch):
-        samples["labels"] = batch.labels
-    client: PerClient = {"received": task.received, "payload": task.payload, "buffers": task.buffers}
-    client["state"] = {method: dict(kept) for method, kept in sorted(task.state.items())}
-    if task.class_counts is not None:
-        client["class_counts"] = task.class_counts
-    return {"weights": step.weights, "buffers": step.buffers, "client": client, "samples": samples}
-
-
-def _kind(step: LocalStep) -> Kind:
-    """A key that is equal for steps which one graph can hold."""
-    tensors = _tensors(step)
-    shapes = tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in flat_of(tensors))
-    return (_names(tensors), shapes, id(step.model), step.task.exchange, step.number == 0, step.is_own)
-
-
-def _names(tensors: PerClient) -> tuple[object, ...]:
-    return tuple((name, _names(value) if isinstance(value, dict) else None) for name, value in tensors.items())
-
-
-def _named(found: StepGradients, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-    changed = {_BUFFER + name: value for name, value in buffers.items()}
-    return {**found.by_name, **changed, _LOSS: found.loss}
-
-
-def _same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def _same(one: Tensors, other: Tensors) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().max() <= CLOSE * other.abs().max() + 1e-6)
+
+
+def _names(tensors: PerClient) -> tuple[object, ...]:
+    return tuple((name, _names(value) if isinstance(value, dict) else None) for name, value in tensors.items())
 
 
 @contextmanager
@@ -230,14 +196,3 @@ def _without_waiting(device: torch.device) -> Iterator[None]:
         yield
     finally:
         backend.set_sync_debug_mode(before)
-
-
-def _in_words(error: Exception) -> str:
-    """The error in a sentence of this package; records contain no message of Python or PyTorch."""
-    if isinstance(error, OneClientOnly):
-        return str(error)
-    if isinstance(error, Changed):
-        return "its steps are not the same twice"
-    if isinstance(error, TypeError) and "mappingproxy" in str(error):
-        return "its loss changes what the client keeps"
-    return "its step reads values back, draws numbers or copies from the CPU"

@@ -10,13 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import cast
+from functools import partial
+from typing import Any, cast
+
+from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.answers import require_tensors, require_update
-from fedbench.core.method.tasks import ClientTask, Hooks
-from fedbench.core.types import Tensors, Update
-from fedbench.rounds.executors.graphs import Changed, Recording, can_record
+from fedbench.core.method.tasks import ClientTask, Hooks, LocalStep
+from fedbench.core.types import LabelledBatch, StepGradients, Tensors, Update
+from fedbench.rounds.executors.gradients import (
+    BUFFER,
+    LOSS,
+    any_after,
+    batch_of,
+    in_any_round,
+    shared_task,
+    task_of,
+)
+from fedbench.rounds.executors.graphs import Changed, Graphs, OneClientOnly, can_record
+from fedbench.rounds.executors.stack import PerClient
 
 
 class Sequential:
@@ -30,18 +43,17 @@ class Sequential:
         """``reason``: why clients are not trained at once."""
         self.cores = cores
         self._reason = reason
-        self.graphs = True
-        """Whether steps may be recorded."""
         self._recording: Recording | None = None
         self.description = self.told(reason)
 
     def told(self, reason: str) -> str:
         """How clients were trained, and the ``reason`` for it."""
-        steps = "" if self._recording is None else self._recording.told
+        steps = "" if self._recording is None else self._recording.graphs.told
         return f"sequential: {reason}{steps}" if reason else f"sequential{steps}"
 
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
-        if self.graphs and can_record(tasks[0]):
+        weight = next(iter(tasks[0].received.values()), None)
+        if weight is not None and can_record(weight.device):
             return self._train_recorded(tasks)
         if self.cores == 1 or len(tasks) == 1:
             return [train_client(task) for task in tasks]
@@ -55,7 +67,7 @@ class Sequential:
         try:
             updates = [train_client(replace(task, hooks=cast(Hooks, recording))) for task in tasks]
         except Changed:
-            recording.obstacle = "its loss is not what it was when it was recorded"
+            recording.graphs.stop(OneClientOnly("its loss is not what it was when it was recorded"))
             for task, state in zip(tasks, before, strict=True):
                 task.state.clear()
                 task.state.update(state)
@@ -67,6 +79,74 @@ class Sequential:
         return {}
 
     def recall(self, known: Mapping[str, str]) -> None: ...
+
+
+class Recording:
+    """The hooks of a run, of which `local_gradients` is answered by graphs where it can be."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._is_due = True
+        self.graphs = Graphs()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hooks, name)
+
+    def begin(self) -> None:
+        """Compare the next step that is replayed, as one of every exchange."""
+        self._is_due = True
+
+    def local_gradients(self, step: LocalStep) -> StepGradients:
+        """The gradients of the step. Raises Changed where a graph's are not those of the step itself."""
+        kind = id(step.model), step.task.exchange, step.number == 0, step.is_own, tuple(_learning(step))
+        recorded, alone = partial(_gradients_of, step, self._hooks), partial(self._alone, step)
+        found = self.graphs.replayed(kind, _tensors(step), recorded, alone, is_compared=self._is_due)
+        if found is None:
+            return self._hooks.local_gradients(step=step)
+        self._is_due = False
+        for name, value in step.buffers.items():
+            value.copy_(found.pop(BUFFER + name))
+        loss = found.pop(LOSS)
+        return StepGradients(found, loss)
+
+    def _alone(self, step: LocalStep) -> Tensors:
+        """What the step itself gives, with statistics of its own."""
+        buffers = {name: value.clone() for name, value in step.buffers.items()}
+        own = LocalStep(step.weights, buffers, step.batch, step.task, step.number, step.is_own)
+        return _named(self._hooks.local_gradients(step=own), buffers)
+
+
+def _gradients_of(like: LocalStep, hooks: Hooks, own: PerClient) -> Tensors:
+    """The gradients of a step ``like`` another in all but its tensors, which are ``own``."""
+    learning = _learning(like)
+    weights = {
+        n: w.detach().requires_grad_(is_on) for (n, w), is_on in zip(own["weights"].items(), learning, strict=True)
+    }
+    task = task_of(replace(in_any_round(shared_task(like.task)), hooks=hooks), own["client"])
+    step = LocalStep(weights, own["buffers"], batch_of(own["samples"]), task, any_after(like.number), like.is_own)
+    return _named(hooks.local_gradients(step=step), own["buffers"])
+
+
+def _tensors(step: LocalStep) -> PerClient:
+    """All tensors that a hook of the step may read."""
+    task, batch = step.task, step.batch
+    samples: PerClient = {"inputs": batch.inputs, "index": batch.index, "side": dict(batch.side)}
+    if isinstance(batch, LabelledBatch):
+        samples["labels"] = batch.labels
+    client: PerClient = {"received": task.received, "payload": task.payload, "buffers": task.buffers}
+    client["state"] = {method: dict(kept) for method, kept in sorted(task.state.items())}
+    if task.class_counts is not None:
+        client["class_counts"] = task.class_counts
+    return {"weights": step.weights, "buffers": step.buffers, "client": client, "samples": samples}
+
+
+def _learning(step: LocalStep) -> list[bool]:
+    return [weight.requires_grad for weight in step.weights.values()]
+
+
+def _named(found: StepGradients, buffers: Tensors) -> Tensors:
+    changed: dict[str, Tensor] = {BUFFER + name: value for name, value in buffers.items()}
+    return {**found.by_name, **changed, LOSS: found.loss}
 
 
 def train_client(task: ClientTask) -> Update:

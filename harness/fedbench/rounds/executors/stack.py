@@ -34,11 +34,13 @@ class StackedBatch:
     """One local step of some clients of a stack, padded to the largest batch among them, b samples."""
 
     clients: slice | Tensor
-    """The clients of the stack that take this step: the first a, or their positions (a,)."""
+    """The clients of the stack that take this step: the first a, or their positions (a,) on the weights' device."""
     sizes: tuple[int, ...]
     """Number of real samples by client; the padding repeats real samples of the same client."""
     number: int
     """Number of the step within the round, from 0."""
+    clients_here: slice | Tensor | None = None
+    """The ``clients``, as positions on the CPU."""
 
     @property
     def is_ragged(self) -> bool:
@@ -46,7 +48,8 @@ class StackedBatch:
 
     def of(self, table: Tensor) -> Tensor:
         """The part (a, b) of a table (K, S, B) by client, step and sample."""
-        return table[self.clients, self.number, : max(self.sizes)]
+        clients = self.clients if self.clients_here is None or table.device.type != "cpu" else self.clients_here
+        return table[clients, self.number, : max(self.sizes)]
 
     def own(self, tensor: Tensor) -> Tensor:
         """The part (a, ...) of a tensor (K, ...) by client."""
@@ -56,12 +59,13 @@ class StackedBatch:
         sizes = torch.tensor(self.sizes, device=device)
         return (torch.arange(max(self.sizes), device=device) < sizes[:, None]).float()
 
-    def by_size(self) -> list[StackedBatch]:
-        """The same clients by the size of their batch, none of them padded."""
+    def by_size(self, device: torch.device) -> list[StackedBatch]:
+        """The same clients by the size of their batch, none of them padded. Their positions lie on ``device``."""
         parts = []
         for size in sorted(set(self.sizes)):
             chosen = [client for client, own in enumerate(self.sizes) if own == size]
-            parts.append(StackedBatch(torch.tensor(chosen), (size,) * len(chosen), self.number))
+            here = torch.tensor(chosen)
+            parts.append(StackedBatch(here.to(device), (size,) * len(chosen), self.number, here))
         return parts
 
 
