@@ -1,0 +1,93 @@
+"""What the device computes: the most it reaches in a precision, and the operations that a workload asks for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedbench.core.records import RoundRecord
+from fedbench.rounds.loop import start, train_round
+from fedbench.rounds.run import Run
+from fedbench.toolkit.local_training import round_table
+from tests.gpu.table import Line, Row
+
+SIDE, TINY_SIDE = 8192, 256
+PRECISIONS = ("float32", "tf32", "bfloat16")
+NO_TF32 = "skipped: a CPU has no TF32"
+
+
+def ceiling_rows(device: str, *, is_tiny: bool) -> Iterator[Row]:
+    """The `ceiling` of every precision as a row."""
+
+    def measured(precision: str) -> Line:
+        if precision == "tf32" and device == "cpu":
+            return Line("", "", found=NO_TF32)
+        began, tflops = time.perf_counter(), ceiling(precision, device, is_tiny)
+        return Line("", "", time.perf_counter() - began, tflops=tflops, found="the ceiling of what follows")
+
+    side = TINY_SIDE if is_tiny else SIDE
+    for precision in PRECISIONS:
+        yield Row(f"product of two matrices of {side} x {side}", precision, lambda p=precision: measured(p))  # type: ignore[misc]
+
+
+@lru_cache
+def ceiling(precision: str, device: str, is_tiny: bool) -> float:
+    """TFLOP/s of a large matrix product, the median of five goes of four; measured once a command."""
+    side = TINY_SIDE if is_tiny else SIDE
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    one, other = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(one)
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    try:
+        seconds = []
+        for go in range(7):
+            began = time.perf_counter()
+            for _ in range(4):
+                torch.mm(one, other, out=out)
+            synchronised(device)
+            if go > 1:  # the first two warm up
+                seconds.append(time.perf_counter() - began)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    return 4 * 2 * side**3 / sorted(seconds)[2] / 1e12
+
+
+def synchronised(device: str) -> None:
+    """Wait till the device has done all it was told."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def flops_of_an_image(run: Run) -> float:
+    """Operations of a round by the images that it trains on, forward and backward, counted by torch while ``run`` takes
+    its first round one client after another.
+
+    Counted are matrix products, convolutions and attention, a product with a sum as two; nothing else.
+    """
+    set_graphs(run, False)
+    state = run.initial_state()
+    start(run, state)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        _, record = train_round(run, state)
+    return counter.get_total_flops() / work_of(run, record)[0]
+
+
+def work_of(run: Run, record: RoundRecord) -> tuple[int, int]:
+    """The images that the clients of a round train on, and their local steps, summed over clients."""
+    sizes, training = run.federation.shards.sizes, run.spec.training
+    tables = [round_table(int(sizes[client]), training, torch.Generator()) for client in record.cohort]
+    return sum(len(batch) for table in tables for batch in table), sum(map(len, tables))
+
+
+def set_graphs(run: Run, on: bool) -> bool:
+    """Whether ``run`` replays its steps as CUDA graphs from now on, if its executor can; False where it cannot."""
+    executors = (run.executor, getattr(run.executor, "_one_by_one", None))
+    able = [executor for executor in executors if hasattr(executor, "graphs")]
+    for executor in able:
+        executor.graphs = on
+    return bool(able)
