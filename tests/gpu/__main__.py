@@ -20,8 +20,7 @@ import torch
 
 from fedbench.kinds.registry import method_names
 from tests.gpu import arithmetic, methods, workloads
-from tests.gpu.table import Line, Report, Row
-from tests.gpu.workloads import Place
+from tests.gpu.table import Line, Place, Report, Row
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,6 @@ class Stage:
     rows: Callable[[Place], Iterable[Row]]
 
 
-def ceilings(place: Place) -> Iterator[Row]:
-    """The most that the device reaches."""
-    return arithmetic.ceiling_rows(place.device, is_tiny=place.is_tiny)
-
-
 def compared(place: Place, names: Sequence[str] = ()) -> Iterator[Row]:
     """Every method against the CPU, or those of ``names``."""
     for name in names or method_names():
@@ -47,7 +41,7 @@ def compared(place: Place, names: Sequence[str] = ()) -> Iterator[Row]:
 
 
 STAGES = (
-    Stage("ceiling", 0.2, "a large matrix product in every precision", ceilings),
+    Stage("ceiling", 0.2, "a large matrix product in every precision", arithmetic.ceilings),
     Stage("graphs", 1.2, "W1, a small network on images: one by one, as graphs, at once", workloads.graphs),
     Stage("w11", 2.2, "CAPT on a ViT-B/16, tokens in the image tower", workloads.w11),
     Stage("w10", 1.6, "PromptFL on a ViT-B/16, 100 classes and 10", workloads.w10),
@@ -103,12 +97,15 @@ def carry_out(stage: Stage, place: Place, report: Report) -> None:
     """Measure the rows of ``stage`` till the time is over; what fails is a row, and the others go on."""
     began, lines = time.perf_counter(), []
     first: dict[str, float] = {}
+
+    rows: list[Row] = []
     try:
-        rows = list(stage.rows(place))
+        rows += stage.rows(place)
     except Exception as error:
-        rows = [Row(stage.name, "", partial(_raise, error))]
+        lines.append(replace(failed(error), what=stage.name))
+        report.row(stage.name, lines[-1])
     for row in rows:
-        line = measured(row) if place.left > 0 else Line("", "", found="not measured: the time is over")
+        line = measured(row) if place.left > 0 else Line(found="not measured: the time is over")
         if isfinite(line.seconds):
             line = replace(line, ratio=line.seconds / first.setdefault(row.what, line.seconds))
         aim = "" if row.aim is None else row.aim.judged(line)
@@ -118,16 +115,16 @@ def carry_out(stage: Stage, place: Place, report: Report) -> None:
 
 
 def measured(row: Row) -> Line:
-    """The row's figures, or the first line of what went wrong."""
+    """The row's figures, or what went wrong."""
     try:
         return row.measure()
     except Exception as error:
-        first = (str(error).splitlines() or [""])[0]
-        return Line("", "", found=f"fails: {type(error).__name__}: {first}", has_failed=True)
+        return failed(error)
 
 
-def _raise(error: Exception) -> Line:
-    raise error
+def failed(error: Exception) -> Line:
+    """The first line of what went wrong."""
+    return Line(found=f"fails: {methods.first_line(error)}", has_failed=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -13,31 +13,28 @@ from fedbench.core.records import RoundRecord
 from fedbench.rounds.loop import start, train_round
 from fedbench.rounds.run import Run
 from fedbench.toolkit.local_training import round_table
-from tests.gpu.table import Line, Row
+from tests.gpu.table import Line, Place, Row
 
 SIDE, TINY_SIDE = 8192, 256
-PRECISIONS = ("float32", "tf32", "bfloat16")
 NO_TF32 = "skipped: a CPU has no TF32"
 
 
-def ceiling_rows(device: str, *, is_tiny: bool) -> Iterator[Row]:
+def ceilings(place: Place) -> Iterator[Row]:
     """The `ceiling` of every precision as a row."""
+    side = TINY_SIDE if place.is_tiny else SIDE
 
     def measured(precision: str) -> Line:
-        if precision == "tf32" and device == "cpu":
-            return Line("", "", found=NO_TF32)
-        began, tflops = time.perf_counter(), ceiling(precision, device, is_tiny)
-        return Line("", "", time.perf_counter() - began, tflops=tflops, found="the ceiling of what follows")
+        if precision == "tf32" and place.device == "cpu":
+            return Line(found=NO_TF32)
+        return Line(tflops=ceiling(precision, place.device, side), found="the ceiling of what follows")
 
-    side = TINY_SIDE if is_tiny else SIDE
-    for precision in PRECISIONS:
-        yield Row(f"product of two matrices of {side} x {side}", precision, lambda p=precision: measured(p))  # type: ignore[misc]
+    for precision in ("float32", "tf32", "bfloat16"):
+        yield Row(f"product of two matrices of {side} x {side}", precision, partial(measured, precision))
 
 
 @lru_cache
-def ceiling(precision: str, device: str, is_tiny: bool) -> float:
-    """TFLOP/s of a large matrix product, the median of five goes of four; measured once a command."""
-    side = TINY_SIDE if is_tiny else SIDE
+def ceiling(precision: str, device: str, side: int) -> float:
+    """TFLOP/s of a product of two square matrices, the median of five goes of four; measured once a command."""
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     one, other = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(one)

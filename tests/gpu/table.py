@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import json
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from pathlib import Path
 
 import torch
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where the stages run."""
+
+    device: str
+    folder: Path
+    """For data, weights, caches and stores."""
+    is_tiny: bool = False
+    ends: float = inf
+    """On the clock of `time.perf_counter`: no row begins after it."""
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.ends - time.perf_counter()
+
+
+@dataclass(frozen=True)
 class Line:
     """One row. A figure that a row does not have is None."""
 
-    what: str
-    how: str
+    what: str = ""
+    how: str = ""
     seconds: float = nan
     """Of a round, where the row trains; else of all of it."""
     ratio: float | None = None

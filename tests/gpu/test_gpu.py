@@ -37,7 +37,7 @@ def stage(name, *rows, minutes=0.0):
 
 
 def fine():
-    return Line("", "", 2.0, images=100.0)
+    return Line(seconds=2.0, images=100.0)
 
 
 def broken():
@@ -119,7 +119,7 @@ def test_an_aim_is_met_at_its_bound_and_has_no_verdict_without_a_figure():
     assert Aim("seconds", 1.9).judged(fine()) == "<= 1.9 s: missed"
     assert Aim("images", 1200).judged(fine()) == ">= 1,200 images/s: missed"
     assert Aim("step", 0.7).judged(fine()) == "<= 0.7 ms a step"
-    assert Aim("seconds", 2).judged(Line("", "")) == "<= 2 s"
+    assert Aim("seconds", 2).judged(Line()) == "<= 2 s"
 
 
 def test_operations_of_a_linear_head_by_hand(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,13 +33,13 @@ from fedbench.suites.suite import load_suite
 from tests.bench.cells import SUITE, cores
 from tests.bench.systems.fedbench_runs import dataset, run_of, settings
 from tests.bench.workloads import CNN, HEAD, PFL, Job, make_data
-from tests.gpu.arithmetic import NO_TF32, ceiling, flops_of_an_image, set_graphs, synchronised, work_of
-from tests.gpu.table import Aim, Line, Row
+from tests.gpu.arithmetic import NO_TF32, SIDE, TINY_SIDE, ceiling, flops_of_an_image, set_graphs, synchronised, work_of
+from tests.gpu.table import Aim, Line, Place, Row
 
 ROUNDS, TINY_ROUNDS = 8, 2
 CNN_ROUNDS = 30
 """After 8 its accuracy still rises by points a round."""
-TOWER_ROUNDS = 4
+TOWER_ROUNDS = 6
 ARCH = "ViT-B-16"
 RUNS, TINY_RUNS = 16, 2
 """Of W6, which has 200 on a CPU: every process sets up the device first."""
@@ -50,23 +49,6 @@ SHOWN = 15
 """Kernels and operations of a profile."""
 IMAGES = Job(network="cnn", classes=100, clients=20, samples=160, cohort=8, batch=32, rounds=8, train=3200, test=500)
 """Of W10: as many steps in a round as CAPT's long tail has."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the stages run."""
-
-    device: str
-    folder: Path
-    """For data, weights, caches and stores."""
-    is_tiny: bool = False
-    ends: float = float("inf")
-    """On the clock of `time.perf_counter`: no row begins after it."""
-
-    @property
-    def left(self) -> float:
-        """Seconds."""
-        return self.ends - time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -86,23 +68,23 @@ class Way:
 Make = Callable[[Way], Run]
 EAGER = Way("one after another, no graphs", "sequential", has_graphs=False)
 GRAPHS = Way("one after another, graphs", "sequential")
-AT_ONCE = Way("at once where it can", "auto")
+AT_ONCE = Way("at once", "cohort")
+AUTO = Way("at once where it can", "auto")
 ON_CPU = Way(f"on the CPU, {cores()} cores", "auto", device="cpu")
 
 
 def graphs(place: Place) -> Iterator[Row]:
     """W1: what a step of a small network costs."""
     job = _shrunk(CNN, TINY_ROUNDS) if place.is_tiny else replace(CNN, rounds=CNN_ROUNDS)
-    stacked = replace(AT_ONCE, how="at once", executor="cohort")
     ways = [
         EAGER,
         replace(GRAPHS, aim=Aim("step", 0.7)),
-        replace(stacked, aim=Aim("step", 0.35)),
+        replace(AT_ONCE, aim=Aim("step", 0.35)),
         replace(GRAPHS, precision="tf32", aim=Aim("step", 0.7)),
-        replace(stacked, precision="tf32", aim=Aim("step", 0.35)),
+        replace(AT_ONCE, precision="tf32", aim=Aim("step", 0.35)),
         replace(GRAPHS, precision="bfloat16"),
-        replace(stacked, precision="bfloat16"),
-        replace(stacked, how="at once, augmented there", training={"augment": "sample"}),
+        replace(AT_ONCE, precision="bfloat16"),
+        replace(AT_ONCE, how="at once, augmented there", training={"augment": "sample"}),
         ON_CPU,
     ]
     yield from trained("W1 CNN on images, 10 clients", partial(_bench, place, job), ways, place)
@@ -119,23 +101,23 @@ def w11(place: Place) -> Iterator[Row]:
     ]
     yield from trained(f"W11 capt, {_tower_named(place)}, 8 clients", partial(_capt, place), ways, place, most=5)
     ways = [
-        replace(AT_ONCE, precision="bfloat16", aim=half),
-        replace(AT_ONCE, precision="tf32", aim=short),
+        replace(AUTO, precision="bfloat16", aim=half),
+        replace(AUTO, precision="tf32", aim=short),
         replace(GRAPHS, precision="bfloat16", aim=half),
-        AT_ONCE,
+        AUTO,
     ]
-    name = "capt-reconstructed"
-    make = partial(_capt, place, method=name)
-    yield from trained(f"W11 {name}, {_tower_named(place)}, 8 clients", make, ways, place, most=5)
+    what = f"W11 capt-reconstructed, {_tower_named(place)}, 8 clients"
+    make = partial(_capt, place, method="capt-reconstructed")
+    yield from trained(what, make, ways, place, most=5)
 
 
 def w10(place: Place) -> Iterator[Row]:
     """PromptFL on a ViT-B/16: 100 classes dealt iid, and the 10 of CAPT's long tail that were measured first."""
     aim = Aim("seconds", 0.12)
     ways = [
-        replace(AT_ONCE, precision="tf32", aim=aim),
-        replace(AT_ONCE, precision="bfloat16"),
-        AT_ONCE,
+        replace(AUTO, precision="tf32", aim=aim),
+        replace(AUTO, precision="bfloat16"),
+        AUTO,
         replace(GRAPHS, precision="tf32", aim=aim),
         replace(EAGER, precision="tf32", aim=aim),
     ]
@@ -146,12 +128,11 @@ def w10(place: Place) -> Iterator[Row]:
 def w9(place: Place) -> Iterator[Row]:
     """FedAvg of pfl's CIFAR-10 workload."""
     job = _shrunk(PFL, TINY_ROUNDS) if place.is_tiny else PFL
-    stacked = replace(AT_ONCE, how="at once", executor="cohort")
     ways = [
-        stacked,
-        replace(stacked, precision="tf32"),
+        AT_ONCE,
+        replace(AT_ONCE, precision="tf32"),
         replace(GRAPHS, precision="tf32"),
-        replace(stacked, precision="bfloat16"),
+        replace(AT_ONCE, precision="bfloat16"),
         replace(EAGER, precision="tf32"),
     ]
     what = f"W9 CNN on images, {job.cohort} of {job.clients:,} clients"
@@ -162,13 +143,10 @@ def w2_w3(place: Place) -> Iterator[Row]:
     """A linear head and PromptFL on cached features of the embedded CLIP."""
     rounds = TINY_ROUNDS if place.is_tiny else ROUNDS
     job = _shrunk(HEAD, rounds) if place.is_tiny else replace(HEAD, rounds=rounds)
-    ways = [EAGER, GRAPHS, AT_ONCE, replace(AT_ONCE, precision="tf32"), ON_CPU]
+    ways = [EAGER, GRAPHS, AUTO, replace(AUTO, precision="tf32"), ON_CPU]
     yield from trained("W2 linear head, 10 clients", partial(_bench, place, job), ways, place)
-
-    def promptfl(way: Way) -> Run:
-        return _prepared(place, way, "longtail", "promptfl", (("rounds", rounds),))
-
-    yield from trained("W3 PromptFL, 8 clients", promptfl, ways, place)
+    make = partial(_prepared, place, "longtail", "promptfl", (("rounds", rounds),))
+    yield from trained("W3 PromptFL, 8 clients", make, ways, place)
 
 
 def w6(place: Place) -> Iterator[Row]:
@@ -209,7 +187,7 @@ def profiles(place: Place) -> Iterator[Row]:
     for what, make, way in (
         ("W11 capt", capt, replace(EAGER, precision="bfloat16", training=few)),
         ("W1 CNN", cnn, replace(EAGER, training=few)),
-        ("W1 CNN", cnn, replace(AT_ONCE, how="at once", executor="cohort", training=few)),
+        ("W1 CNN", cnn, replace(AT_ONCE, training=few)),
         ("W11 capt", capt, replace(GRAPHS, precision="bfloat16", training=few)),
     ):
         yield Row(what, f"{way.how}, {way.precision}", partial(profiled, make, way, place))
@@ -223,7 +201,7 @@ def trained(what: str, make: Make, ways: list[Way], place: Place, most: float = 
         began = time.perf_counter()
         flops.append(flops_of_an_image(make(EAGER)))
         found = f"{flops[0] / 1e9:.3g} GFLOP an image, of products, convolutions and attention"
-        return Line("", "", time.perf_counter() - began, found=found)
+        return Line(seconds=time.perf_counter() - began, found=found)
 
     yield Row(f"{what}: operations", "counted", counted)
     for way in ways:
@@ -234,7 +212,7 @@ def timed(make: Make, way: Way, place: Place, flops: list[float], most: float) -
     """Every round but the first, till all are done, ``most`` seconds have passed or the stage's time is over."""
     device = way.device or place.device
     if way.precision == "tf32" and device == "cpu":
-        return Line("", "", found=NO_TF32)
+        return Line(found=NO_TF32)
     is_cuda = device.startswith("cuda")
     if is_cuda:
         gc.collect()
@@ -255,6 +233,7 @@ def timed(make: Make, way: Way, place: Place, flops: list[float], most: float) -
             images, steps = images + more[0], steps + more[1]
         if number and (sum(seconds) > most or place.left < 0):
             break
+    peak = torch.cuda.max_memory_allocated(device) if is_cuda else None
     median, total = statistics.median(seconds), sum(seconds)
     found = [f"loss {record.metrics['train_loss']:.3f} after {state.round} rounds", record.executor]
     if run.model.encoder is not None or run.spec.method == "fedavg":  # a whole tower takes seconds to evaluate
@@ -264,15 +243,16 @@ def timed(make: Make, way: Way, place: Place, flops: list[float], most: float) -
     if is_cuda and way.executor == "sequential" and way.has_graphs and not has_graphs:
         found.append("this version has no graphs")
     tflops = images / total * flops[0] / 1e12 if flops else None
+    share = None
+    if tflops is not None and device == place.device:
+        share = 100 * tflops / ceiling(way.precision, device, TINY_SIDE if place.is_tiny else SIDE)
     return Line(
-        "",
-        "",
-        median,
+        seconds=median,
         step=1000 * total / steps,
         images=images / total,
         tflops=tflops,
-        share=tflops and 100 * tflops / ceiling(way.precision, device, place.is_tiny),
-        peak=torch.cuda.max_memory_allocated(device) if is_cuda else None,
+        share=share,
+        peak=peak,
         found="; ".join(found),
     )
 
@@ -292,14 +272,16 @@ def profiled(make: Make, way: Way, place: Place) -> Line:
         synchronised(place.device)
         seconds = time.perf_counter() - began
     events = told.key_averages()
-    kernels = [(e.self_device_time_total, e.count, e.key) for e in events if e.device_type == DeviceType.CUDA]
-    operations = [(e.self_cpu_time_total, e.count, e.key) for e in events if e.device_type == DeviceType.CPU]
+    on_device = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
+    kernels = [(event.self_device_time_total, event.count, event.key) for event in on_device]
+    on_cpu = [event for event in events if event.device_type == DeviceType.CPU]
+    operations = [(event.self_cpu_time_total, event.count, event.key) for event in on_cpu]
     tables = [_most(kind, rows) for kind, rows in (("kernel", kernels), ("CPU operation", operations)) if rows]
     found = f"{work_of(run, record)[1]} steps"
     if is_cuda:
         busy = sum(micro for micro, *_ in kernels) / 1e6
         found += f"; {sum(calls for _, calls, _ in kernels)} kernels, which take {busy:.3g} s"
-    return Line("", "", seconds, found=found, below="\n\n".join(tables))
+    return Line(seconds=seconds, found=found, below="\n\n".join(tables))
 
 
 def _most(kind: str, rows: list[tuple[float, int, str]]) -> str:
@@ -317,21 +299,21 @@ def whole_command(place: Place, name: str, arguments: tuple[str, ...]) -> Line:
     store = place.folder / f"{name}-store-{time.monotonic_ns()}"
     places = ("--cache-dir", str(place.folder / name), "--store", str(store))
     command = [sys.executable, "-c", SUITE, "run", "--suite", "longtail", *arguments, *places]
-    surroundings = {**os.environ, "OMP_NUM_THREADS": "1"}
     most = max(min(LONGEST, place.left), 1)
     began = time.perf_counter()
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=surroundings, start_new_session=True
-    ) as process:
-        try:
-            told, _ = process.communicate(timeout=most)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # its workers as well
-            return Line("", "", found=f"not done after {most:.0f} s")
+    # ended with all its workers, which are in the same group
+    done = subprocess.run(
+        ["timeout", "--signal=KILL", str(most), *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     seconds = time.perf_counter() - began
-    if process.returncode:
-        return Line("", "", seconds, found=f"fails: {' '.join(told.split())[-400:]}", has_failed=True)
-    return Line("", "", seconds, found="the whole command")
+    if seconds > most:
+        return Line(found=f"not done after {most:.0f} s")
+    if done.returncode:
+        return Line(seconds=seconds, found=f"fails: {' '.join(done.stderr.split())[-400:]}", has_failed=True)
+    return Line(seconds=seconds, found="the whole command")
 
 
 def _bench(place: Place, job: Job, way: Way) -> Run:
@@ -342,27 +324,26 @@ def _bench(place: Place, job: Job, way: Way) -> Run:
 
 def _capt(place: Place, way: Way, method: str = "capt") -> Run:
     """A row of the suite capt on the place's tower, with tokens among the patches where the method has them."""
-    options = () if method == "promptfl" else ((f"{method}.vl_align", True),)
-    return _prepared(place, way, "capt", method, (*_tower_sets(place), *options), _tower(place.folder, place.is_tiny))
+    sets = _tower_sets(place) + (() if method == "promptfl" else ((f"{method}.vl_align", True),))
+    return _prepared(place, "capt", method, sets, way, backbone=_tower(place.folder, place.is_tiny))
 
 
 def _promptfl_of_100(place: Place, way: Way) -> Run:
     job = _shrunk(IMAGES, TINY_ROUNDS) if place.is_tiny else IMAGES
-    names = tuple(name.replace("_", " ") for name in CIFAR100[: job.classes])
+    names = tuple(name.replace("_", " ") for name in CIFAR100)
     data = replace(dataset(job, make_data(job, place.folder / "data")), classnames=names)
     dealt = (("partition", "iid"), ("imbalance", "none"), ("participation", job.cohort / job.clients))
     sets = (*_tower_sets(place), *dealt, ("clients", job.clients))
-    return _prepared(place, way, "capt", "promptfl", sets, _tower(place.folder, place.is_tiny), dataset=data)
+    tower = _tower(place.folder, place.is_tiny)
+    return _prepared(place, "capt", "promptfl", sets, way, backbone=tower, dataset=data)
 
 
-def _prepared(
-    place: Place, way: Way, suite: str, method: str, sets: tuple[tuple[str, Any], ...], *loaded: Any, **given: Any
-) -> Run:
-    """The first run of a suite's row, with further settings; ``loaded`` is its backbone, if there already."""
+def _prepared(place: Place, suite: str, method: str, sets: tuple[tuple[str, Any], ...], way: Way, **loaded: Any) -> Run:
+    """The first run of a suite's row, with further settings, on data and backbone that are loaded already."""
     where = settings(place.folder / "w", way.executor, cores() if way is ON_CPU else 1)
     of_way = {"device": way.device or place.device, "precision": way.precision, **way.training}
     spec, *_ = expand(load_suite(suite), Overrides(methods=(method,), sets=(*sets, *of_way.items())))
-    return prepare(spec, where, backbone=loaded[0] if loaded else None, **given)
+    return prepare(spec, where, **loaded)
 
 
 def _tower_sets(place: Place) -> tuple[tuple[str, Any], ...]:
