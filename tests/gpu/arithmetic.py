@@ -81,10 +81,8 @@ def work_of(run: Run, record: RoundRecord) -> tuple[int, int]:
     return sum(len(batch) for table in tables for batch in table), sum(map(len, tables))
 
 
-def set_graphs(run: Run, on: bool) -> bool:
-    """Whether ``run`` replays its steps as CUDA graphs from now on, if its executor can; False where it cannot."""
-    executors = (run.executor, getattr(run.executor, "_one_by_one", None))
-    able = [executor for executor in executors if hasattr(executor, "graphs")]
-    for executor in able:
-        executor.graphs = on
-    return bool(able)
+def set_graphs(run: Run, on: bool) -> None:
+    """Let ``run`` replay its steps as CUDA graphs or launch them one by one, where its executor has the choice."""
+    for executor in (run.executor, getattr(run.executor, "_one_by_one", None)):
+        if hasattr(executor, "graphs"):
+            executor.graphs = on

@@ -132,10 +132,10 @@ def test_operations_of_a_linear_head_by_hand(tmp_path):
 
 
 def test_graphs_are_switched_where_there_are_any():
-    one_by_one = SimpleNamespace(graphs=True)
-    assert set_graphs(SimpleNamespace(executor=SimpleNamespace(_one_by_one=one_by_one)), False)
-    assert not one_by_one.graphs
-    assert not set_graphs(SimpleNamespace(executor=SimpleNamespace()), True)
+    one_by_one, neither = SimpleNamespace(graphs=True), SimpleNamespace()
+    for executor in (SimpleNamespace(_one_by_one=one_by_one), neither):
+        set_graphs(SimpleNamespace(executor=executor), False)
+    assert not one_by_one.graphs and not hasattr(neither, "graphs")
 
 
 def test_what_travels_to_a_machine_is_small():

@@ -219,7 +219,7 @@ def timed(make: Make, way: Way, place: Place, flops: list[float], most: float) -
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     run = make(way)
-    has_graphs = set_graphs(run, way.has_graphs)
+    set_graphs(run, way.has_graphs)
     state = run.initial_state()
     start(run, state)
     rounds, seconds, images, steps = run.spec.training.rounds, [], 0, 0
@@ -240,8 +240,6 @@ def timed(make: Make, way: Way, place: Place, flops: list[float], most: float) -
         found.insert(0, f"{evaluate(run, state)[0]['global_accuracy']:.1f} %")
     if state.round < rounds:
         found.append(f"{rounds:,} rounds would take {rounds * median / 60:.1f} minutes")
-    if is_cuda and way.executor == "sequential" and way.has_graphs and not has_graphs:
-        found.append("this version has no graphs")
     tflops = images / total * flops[0] / 1e12 if flops else None
     share = None
     if tflops is not None and device == place.device:
