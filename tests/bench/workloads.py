@@ -45,6 +45,8 @@ class Job:
 
 CNN = Job(network="cnn", classes=10, clients=100, samples=500, cohort=10, batch=50, rounds=10)
 HEAD = Job(network="head", classes=100, clients=100, samples=500, cohort=10, batch=32, rounds=50)
+PFL = Job(network="cnn", classes=10, clients=1000, samples=50, cohort=50, batch=10, rounds=1500)
+"""The CIFAR-10 workload of pfl's own benchmark."""
 TINY_HEAD = Job(network="head", classes=5, clients=10, samples=40, cohort=5, batch=10, rounds=8, train=400, test=400)
 
 

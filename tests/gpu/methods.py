@@ -46,7 +46,7 @@ def compare(name: str, device: str) -> Line:
                 if found > worst:
                     worst, where = found, tensor
     except Exception as error:
-        return Line(name, "tiny", time.perf_counter() - began, found=f"fails: {_first_line(error)}", has_failed=True)
+        return Line(name, "tiny", time.perf_counter() - began, found=f"fails: {first_line(error)}", has_failed=True)
     seconds = time.perf_counter() - began
     text = f"{worst:.1e} of {where}" if where else "the CPU's weights to the bit"
     if worst <= TOLERANCE:
@@ -112,5 +112,6 @@ def _saved(state: RunState, run_id: str, device: str) -> RunState:
         return load_state(Path(folder) / "state.safetensors", run_id, device)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Of the error's message, behind its kind."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
