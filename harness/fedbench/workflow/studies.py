@@ -11,6 +11,7 @@ from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.provenance import Codes, commit, versions
 from fedbench.runs.engines import Engine
+from fedbench.runs.engines.cards import cards_for
 from fedbench.runs.engines.engine import InProcess, Processes, default_workers
 from fedbench.runs.job import run_rounds
 from fedbench.runs.prepare import Settings
@@ -255,7 +256,8 @@ def _engine(planned: Planned, settings: Settings, place: Place) -> Engine:
     if place.engine == "in-process":
         return InProcess(settings)
     if place.engine == "processes":
-        return Processes(settings, place.workers or default_workers())
+        cards = cards_for([row.spec for row, _ in planned.records], settings.devices)
+        return Processes(settings, place.workers or default_workers(cards), cards=cards)
     from fedbench.runs.engines.ray import RayCluster, check_device
 
     for row, _ in planned.records:
