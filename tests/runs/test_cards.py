@@ -111,10 +111,10 @@ def test_runs_fill_the_cards_evenly_once_one_has_trained(workers):
 def test_runs_begin_only_where_the_forecast_fits(workers):
     there, (first, second, third), (other,) = pool(9, "cuda:1"), runs(3), runs(1, label="b")
     there.begin(first)
-    workers[0].trained(free=10 * GB, peak=3 * GB)  # its own context apart, so 11 for all
+    workers[0].trained(free=10 * GB, peak=9 * GB // 2)  # its own context apart, so 11 for all
     there.wait(1)
     there.begin(second)
-    assert not there.has_room(third) and not there.has_room(other)  # 3 x (3 + a context); a new row is as large
+    assert not there.has_room(third) and not there.has_room(other)  # 3 x (4.5 + 1 for CUDA); a new row counts as much
     workers[1].tell(RunFinished(second, None, None), is_over=True, free=GB, peak=5 * GB)
     there.wait(1)
     assert not there.has_room(third)  # a row takes what its largest run took
