@@ -100,6 +100,8 @@ CASES = [
     (f"{AVG} --engine in-process --memory-limit 3", r"--memory-limit has no effect with --engine in-process"),
     (f"{AVG} --engine in-process --run-timeout 3", r"a run in this process can't be ended"),
     (f"{AVG} --run-gpus 1", r"--run-gpus are for --engine ray"),
+    (f"{AVG} --engine in-process --devices cuda:0", r"--devices has no effect with --engine in-process"),
+    (f"{AVG} --devices cuda:0 {SMALL}", r"--devices cuda:0 is for runs with device=cuda, and here device is cpu"),
     # files, folders and addresses
     (f"{RUN} --plugin mine.py", r"mine.py.*does not exist"),
     (f"{RUN} --plugin broken.py", r"broken.py' cannot be imported: .*nowhere"),

@@ -122,11 +122,11 @@ def test_a_process_that_cannot_be_started_costs_its_run_an_attempt_and_no_other_
     engine, tries = Processes(settings, 1), []
     start = engine._new
 
-    def unwilling():
+    def unwilling(*place):
         tries.append(True)
         if len(tries) == 1:
             raise BlockingIOError(11, "no more processes")
-        return start()
+        return start(*place)
 
     monkeypatch.setattr(engine, "_new", unwilling)
     events = list(execute([spec], settings, 1, engine=engine, policy=Policy(pause=0.1)))
@@ -157,7 +157,10 @@ class TwoSlots:
     def slots(self) -> int:
         return 2
 
-    def begin(self, spec):
+    def has_room(self, spec, *, alone=False):
+        return True
+
+    def begin(self, spec, *, alone=False):
         self.calls.append(spec.seed)
         self.under_way.append(spec)
 

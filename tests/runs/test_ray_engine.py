@@ -123,6 +123,9 @@ def test_a_gpu_is_shared_by_as_many_as_it_holds(ray: FakeRay, settings: Settings
     for gpus, room in ((0.3, 6), (0.5, 4), (1, 2), (2, 1)):
         with closing(RayCluster(settings, "auto", 0, gpus)) as held:
             assert held.slots() == room and held.machines() == {"10.0.0.2"}
+            ray.lose("NodeDiedError", after=0)
+            held.begin(specs_of(1)[0], alone=True)
+            assert ray.options[-1]["num_gpus"] == max(gpus, 1)
 
 
 def test_a_cluster_that_cannot_be_joined_or_would_be_open_to_others_is_refused(

@@ -52,8 +52,16 @@ CacheDir = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        "--jobs", "-j", metavar="INT", help="Runs at the same time; by default one a core, on Ray what fits.", min=1
+        "--jobs",
+        "-j",
+        metavar="INT",
+        help="Runs at the same time, with device=cuda on each card; by default one a core, on Ray what fits.",
+        min=1,
     ),
+]
+Devices = Annotated[
+    str,
+    typer.Option(metavar="cuda:N,...", help="The cards for runs with device=cuda; by default all that are visible."),
 ]
 EngineOption = Annotated[
     str,
@@ -109,6 +117,11 @@ def plugin_files(given: list[Path] | None) -> tuple[Path, ...]:
     files = tuple(path.resolve() for path in given or ())
     PLUGIN_FILES.set(files)
     return files
+
+
+def devices_of(given: str) -> tuple[str, ...]:
+    """The cards of ``--devices``."""
+    return tuple(device.strip() for device in given.split(",")) if given else ()
 
 
 def settings_of(data_dir: Path, cache_dir: Path, plugin: list[Path] | None) -> Settings:

@@ -67,6 +67,8 @@ class Settings:
     executor: ExecutorName = "auto"
     checkpoints: Checkpointing | None = None
     """None: runs keep none, and begin anew when they are stopped."""
+    devices: tuple[str, ...] = ()
+    """The CUDA cards for runs with ``device=cuda``, as cuda:0; empty: all that torch sees."""
 
 
 def prepare(

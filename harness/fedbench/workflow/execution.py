@@ -22,6 +22,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.plugins.provenance import Codes
 from fedbench.runs.checkpoint import Checkpointing, discard
 from fedbench.runs.engines import Engine
+from fedbench.runs.engines.cards import cards_for, places_of
 from fedbench.runs.engines.claims import Claims, work_folder
 from fedbench.runs.engines.engine import InProcess, Policy, Processes, default_workers, execute, with_cores
 from fedbench.runs.engines.events import Event, RunFailed, notify
@@ -190,11 +191,13 @@ def _engine(place: Place, settings: Settings, pending: Sequence[RunSpec]) -> Eng
         for spec in pending:
             check_device(spec, place.run_gpus)
         return RayCluster(settings, place.ray_address, place.run_cpus, place.run_gpus, place.workers)
-    settings = with_cores(settings, len(pending), workers)
     if place.engine == "in-process":
-        return InProcess(settings)
+        return InProcess(with_cores(settings, len(pending), workers))
+    cards = cards_for(pending, settings.devices)
+    each = place.workers or default_workers(cards)
+    settings = with_cores(settings, len(pending), each * places_of(cards))
     memory = None if place.memory_limit is None else int(place.memory_limit * 1e9)
-    return Processes(settings, min(workers, len(pending)), memory)
+    return Processes(settings, min(each, len(pending)), memory, cards)
 
 
 class _Seen:

@@ -46,6 +46,7 @@ def run(
     storage: Folder | None = None,
     rerun: bool = False,
     jobs: int | None = None,
+    devices: Names | None = None,
     engine: str | None = None,
     executor: str = "auto",
     run_timeout: float | None = None,
@@ -90,8 +91,9 @@ def run(
         suite=text_or_none(suite),
         tuned=tuned,
     )
-    place = _place(engine, jobs, run_timeout, bool(objects.plugins))
-    at = Settings(*folders(data_dir, cache_dir), selection.plugin_files, executor=executor_named(executor))
+    place = _place(engine, jobs, names(devices), run_timeout, bool(objects.plugins))
+    at = Settings(*folders(data_dir, cache_dir), selection.plugin_files, devices=place.devices)
+    at = replace(at, executor=executor_named(executor))
     policy, storing = Policy(run_timeout, fail_fast=fail_fast), Storing(text_or_none(store), rerun)
     with own_plugins(objects.plugins), _threads_kept():
         if given:
@@ -141,14 +143,16 @@ def _settings_of(spec: RunSpec) -> dict[str, Any]:
     return of_run | of_parts | of_methods
 
 
-def _place(engine: str | None, jobs: int | None, run_timeout: float | None, has_objects: bool) -> Place:
+def _place(
+    engine: str | None, jobs: int | None, devices: tuple[str, ...], run_timeout: float | None, has_objects: bool
+) -> Place:
     """The place of the runs. FedbenchError for what does not go together."""
     if has_objects and (engine not in (None, "in-process") or run_timeout is not None or (jobs or 1) > 1):
         raise FedbenchError(
             "objects of a program can't be sent to other processes, so their runs go on in this one, one after "
             "another: leave engine, jobs and run_timeout out, or put the objects into a file and give plugins=[FILE]."
         )
-    place = Place(engine or ("in-process" if has_objects else "processes"), jobs)
+    place = Place(engine or ("in-process" if has_objects else "processes"), jobs, devices=devices)
     place.check([name for name in ENGINES if name != "ray"])
     if place.engine == "in-process" and run_timeout is not None:
         raise FedbenchError("a run in this process can't be ended; leave run_timeout or engine='in-process' out.")

@@ -37,6 +37,8 @@ class Place:
     run_gpus: float = 0.0
     memory_limit: float | None = None
     """GB of a run."""
+    devices: tuple[str, ...] = ()
+    """The CUDA cards that are given."""
 
     def check(self, engines: Sequence[str]) -> None:
         """Raise FedbenchError for an engine that is none of ``engines``, and for options of another."""
@@ -48,6 +50,8 @@ class Place:
             raise FedbenchError("--ray-address, --run-cpus and --run-gpus are for --engine ray.")
         if self.engine != "processes" and self.memory_limit is not None:
             raise FedbenchError(f"--memory-limit has no effect with --engine {self.engine}; leave one out.")
+        if self.engine != "processes" and self.devices:
+            raise FedbenchError(f"--devices has no effect with --engine {self.engine}; leave one out.")
 
 
 def command_line(verb: str, selection: Selection, *further: str, paths: bool = False) -> str:

@@ -11,8 +11,9 @@ from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.provenance import Codes, commit, versions
 from fedbench.runs.engines import Engine
-from fedbench.runs.engines.engine import InProcess, Processes, default_workers
-from fedbench.runs.job import run_rounds
+from fedbench.runs.engines.cards import cards_for
+from fedbench.runs.engines.engine import InProcess, Processes, default_workers, execute
+from fedbench.runs.engines.events import RoundFinished, RunFailed
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
 from fedbench.tracking.recording import StoreUnavailable
@@ -207,12 +208,15 @@ def _command(selection: Selection, budget: Budget, name: str, wanted: Wanted) ->
 
 def _check_objectives(specs: Sequence[RunSpec], budget: Budget, settings: Settings) -> None:
     """Raise FedbenchError for an objective that some setting's runs don't have in their round 0."""
+    cards = cards_for(specs, settings.devices)
     for spec in {spec.setting: spec for spec in specs}.values():
-        first = run_rounds(trial_specs(spec, {}, budget)[0], settings)
-        metrics = next(first).metrics
-        first.close()
+        engine = Processes(settings, 1, cards=cards)  # this process is to take no memory of a card
+        with closing(execute(trial_specs(spec, {}, budget)[:1], settings, 1, engine=engine)) as events:
+            first = next(event for event in events if isinstance(event, RoundFinished | RunFailed))
+        if isinstance(first, RunFailed):
+            raise FedbenchError(f"{spec.title}: {first.reason}")
         for metric in budget.objectives:
-            Objective(metric).check(metrics)
+            Objective(metric).check(first.record.metrics)
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,8 @@ def _engine(planned: Planned, settings: Settings, place: Place) -> Engine:
     if place.engine == "in-process":
         return InProcess(settings)
     if place.engine == "processes":
-        return Processes(settings, place.workers or default_workers())
+        cards = cards_for([row.spec for row, _ in planned.records], settings.devices)
+        return Processes(settings, place.workers or default_workers(cards), cards=cards)
     from fedbench.runs.engines.ray import RayCluster, check_device
 
     for row, _ in planned.records:

@@ -41,6 +41,7 @@ def tune(
     store: Folder | None = None,
     storage: Folder | None = None,
     jobs: int | None = None,
+    devices: Names | None = None,
     data_dir: Folder | None = None,
     cache_dir: Folder | None = None,
     progress: bool = True,
@@ -59,7 +60,7 @@ def tune(
     sets = assignments(set, settings)
     selection = Selection(methods, (0,), sets, plugin_files, scale, names(setting), suite=suite)
     wanted = Wanted(trials, names(objective), numbers(seeds), names(params), pruner, validation, study, confirm)
-    at = Settings(*folders(data_dir, cache_dir), plugin_files)
+    at = Settings(*folders(data_dir, cache_dir), plugin_files, devices=names(devices))
     plan = planned(selection, wanted, at, _text(store), _text(storage), screen)
     place = Place("processes", jobs, "", 1.0, 0.0)
     with _shown(screen, plan) as show:

@@ -25,6 +25,7 @@ from fedbench.cli.options import (
     CacheDir,
     DataDir,
     Dataset,
+    Devices,
     EngineOption,
     Further,
     Method,
@@ -41,6 +42,7 @@ from fedbench.cli.options import (
     SuiteName,
     Workers,
     all_assignments,
+    devices_of,
     finite,
     settings_of,
 )
@@ -121,6 +123,7 @@ def run(
     rerun: _Rerun = False,
     store: Store = None,
     workers: Workers = None,
+    devices: Devices = "",
     executor: _Executor = "auto",
     engine: EngineOption = "processes",
     ray_address: RayAddress = "",
@@ -151,11 +154,12 @@ def run(
     from fedbench.workflow.selection import Place, Selection
     from fedbench_boards.leaderboard.published import check_published, published_folder
 
-    place = Place(engine, workers, ray_address, run_cpus, run_gpus, memory_limit)
+    place = Place(engine, workers, ray_address, run_cpus, run_gpus, memory_limit, devices_of(devices))
     place.check(ENGINES)
     if place.engine == "in-process" and run_timeout is not None:
         raise FedbenchError("a run in this process can't be ended; leave --run-timeout or --engine in-process out.")
-    settings = replace(settings_of(data_dir, cache_dir, plugin), executor=executor_named(executor))
+    settings = settings_of(data_dir, cache_dir, plugin)
+    settings = replace(settings, executor=executor_named(executor), devices=place.devices)
     selection = Selection(
         tuple(method or ()),
         tuple(seed or ()),

@@ -12,6 +12,7 @@ from fedbench.cli.options import (
     Assignments,
     CacheDir,
     DataDir,
+    Devices,
     EngineOption,
     Further,
     On,
@@ -24,6 +25,7 @@ from fedbench.cli.options import (
     Storage,
     Store,
     all_assignments,
+    devices_of,
     finite,
     plugin_files,
 )
@@ -60,7 +62,13 @@ _Study = Annotated[str, typer.Option(metavar="NAME", help="Name of the study; by
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be searched; train nothing.")]
 _Workers = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", metavar="INT", help="Runs of trials at the same time; by default one a core.", min=1),
+    typer.Option(
+        "--jobs",
+        "-j",
+        metavar="INT",
+        help="Runs of trials at the same time, with device=cuda on each card; by default one a core.",
+        min=1,
+    ),
 ]
 
 
@@ -85,6 +93,7 @@ def tune(
     store: Store = None,
     dry_run: _DryRun = False,
     workers: _Workers = None,
+    devices: Devices = "",
     engine: EngineOption = "processes",
     ray_address: RayAddress = "",
     run_cpus: RunCpus = 1.0,
@@ -107,10 +116,11 @@ def tune(
     from fedbench.workflow.selection import Place, Selection
     from fedbench.workflow.studies import Wanted, planned
 
-    place = Place(engine, workers, ray_address, run_cpus, run_gpus)
+    place = Place(engine, workers, ray_address, run_cpus, run_gpus, devices=devices_of(devices))
     place.check(ENGINES)
     files, sets = plugin_files(plugin), all_assignments(assignment, further)
-    settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), files)
+    folders = expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir")
+    settings = Settings(*folders, files, devices=place.devices)
     grid, chosen = tuple(setting or ()), tuple(method or ())
     selection = Selection(chosen, (0,), sets, files, scale, grid, tuple(on or ()), suite=suite)
     searched, seeds = tuple(param or ()), tuple(seed or ())

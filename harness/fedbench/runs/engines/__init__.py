@@ -44,8 +44,12 @@ class Engine(Protocol):
         """How many runs it can carry out at the same time."""
         ...
 
-    def begin(self, spec: RunSpec) -> None:
-        """Begin a run. Not to be called while as many are under way as there are `slots`."""
+    def has_room(self, spec: RunSpec, *, alone: bool = False) -> bool:
+        """Whether this run can begin now, while there is a slot; ``alone`` with a CUDA card to itself."""
+        ...
+
+    def begin(self, spec: RunSpec, *, alone: bool = False) -> None:
+        """Begin a run. Not to be called without a free slot and room for it."""
         ...
 
     def wait(self, seconds: float) -> list[Event | Lost]:

@@ -15,16 +15,19 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
+from types import MappingProxyType
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.runs.engines import Engine
+from fedbench.runs.engines.cards import NO_CARD, Cards, Forecast, places_of
 from fedbench.runs.engines.claims import Claims
 from fedbench.runs.engines.events import (
     Emit,
     Event,
     Forward,
     Lost,
+    RoundFinished,
     RunFailed,
     RunFinished,
     RunRetried,
@@ -57,10 +60,12 @@ class Policy:
     """Whether the first failure ends everything."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Attempt:
     spec: RunSpec
     number: int = 1
+    is_alone: bool = False
+    """Whether it has a card to itself, since another attempt found too little memory left on one."""
     not_before: float = 0.0
     """On the monotonic clock."""
     began: float | None = None
@@ -106,9 +111,10 @@ def with_cores(settings: Settings, runs: int, workers: int) -> Settings:
     return replace(settings, cores=max(workers // max(runs, 1), 1))
 
 
-def default_workers() -> int:
-    """One worker a core that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def default_workers(cards: Cards = MappingProxyType({})) -> int:
+    """One worker a core that this process may use; on ``cards`` each has its share of them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores // places_of(cards), 1)
 
 
 class RunQueue:
@@ -168,12 +174,13 @@ class RunQueue:
             if not self._waiting and not self._again:
                 more = self._more()  # first, since whoever is asked may drop others
                 self._waiting.extend(map(_Attempt, more))
-            if self._waiting:
-                attempt = self._waiting.popleft()
+            attempt = next(filter(self._has_room, self._waiting), None)
+            if attempt is not None:
+                self._waiting.remove(attempt)
             elif self._again and self._may_go_again(self._again[0]):
                 attempt = self._again.popleft()
                 self._engine.clear()  # idle workers hold memory as well
-            elif elsewhere:
+            elif elsewhere and self._has_room(self._elsewhere[0]):
                 attempt, elsewhere = self._elsewhere.popleft(), elsewhere - 1
             else:
                 return
@@ -184,11 +191,15 @@ class RunQueue:
                 self._elsewhere.append(attempt)
             else:
                 self._running[attempt.spec.run_id] = attempt
-                self._engine.begin(attempt.spec)
+                self._engine.begin(attempt.spec, alone=attempt.is_alone)
+
+    def _has_room(self, attempt: _Attempt) -> bool:
+        return self._engine.has_room(attempt.spec, alone=attempt.is_alone)
 
     def _is_one_alone(self) -> bool:
         """Whether a run is tried again under way that is to have the machine to itself."""
-        return self._engine.is_one_machine and any(attempt.number > 1 for attempt in self._running.values())
+        again = [attempt for attempt in self._running.values() if attempt.number > 1]
+        return self._engine.is_one_machine and not all(attempt.is_alone for attempt in again)
 
     def _may_go_again(self, attempt: _Attempt) -> bool:
         is_free = not (self._running and self._engine.is_one_machine)
@@ -206,10 +217,16 @@ class RunQueue:
         del self._running[message.spec.run_id]
         if isinstance(message, Lost):
             message = RunFailed(message.spec, message.reason, may_pass=True, is_unworkable=True)
+        if message.is_card_full and attempt.is_alone:
+            return replace(message, reason=f"{message.reason} (with a card to itself)", is_unworkable=True)
+        if message.is_card_full and attempt.number <= self._policy.retries:
+            self._waiting.append(_Attempt(attempt.spec, attempt.number + 1, is_alone=True))
+            reason = f"its card was full, so it is repeated with one to itself: {message.reason}"
+            return RunRetried(message.spec, reason, attempt.number)
         if message.may_pass and attempt.number <= self._policy.retries:
             # after all others and, on one machine, alone: with what was short, it may have enough then
             pause = self._policy.pause * 3 ** (attempt.number - 1)
-            self._again.append(_Attempt(attempt.spec, attempt.number + 1, time.monotonic() + pause))
+            self._again.append(_Attempt(attempt.spec, attempt.number + 1, not_before=time.monotonic() + pause))
             return RunRetried(message.spec, message.reason, attempt.number)
         if attempt.number > 1:
             return replace(message, reason=f"{message.reason} (attempt {attempt.number} of {self._policy.retries + 1})")
@@ -270,7 +287,10 @@ class InProcess:
     def slots(self) -> int:
         return 1
 
-    def begin(self, spec: RunSpec) -> None:
+    def has_room(self, spec: RunSpec, *, alone: bool = False) -> bool:
+        return True
+
+    def begin(self, spec: RunSpec, *, alone: bool = False) -> None:
         self._thread = threading.Thread(target=self._attempt, args=(spec,), name=RUN_THREAD, daemon=True)
         self._thread.start()
 
@@ -316,8 +336,14 @@ class InProcess:
 @dataclass(eq=False)
 class _Worker:
     process: Worker
+    card: int
+    """Where it is, or `NO_CARD`."""
+    device: str
+    """Of the runs that it is for."""
     spec: RunSpec | None = None
     """The run it has."""
+    is_alone: bool = False
+    """Whether no other run may go to its card meanwhile."""
     end: Event | None = None
     """How that ended; reported once its process is done with it."""
 
@@ -326,7 +352,8 @@ class Processes:
     """Up to ``workers`` runs side by side on this machine, each in a process that has one thread (`Worker`).
 
     Whatever a run does to its process (dies, hangs, fills the memory, changes what all code in it shares) meets nobody
-    else.
+    else. On ``cards`` there are up to ``workers`` on each, as far as they fit (`Forecast`): a run goes to the one with
+    the fewest.
 
     ``memory`` is how many bytes a run may take beyond what its process begins with, data and backbone included; more is
     a MemoryError in the run.
@@ -334,27 +361,54 @@ class Processes:
 
     is_one_machine = True
 
-    def __init__(self, settings: Settings, workers: int, memory: int | None = None) -> None:
+    def __init__(
+        self, settings: Settings, workers: int, memory: int | None = None, cards: Cards = MappingProxyType({})
+    ) -> None:
         if memory is not None and sys.platform != "linux":
             raise FedbenchError("a memory limit for runs needs Linux; leave --memory-limit out.")
         self._settings = settings
-        self._slots = workers
+        self._each = workers
         self._memory = memory
+        self._cards = cards
+        self._forecast = Forecast()
         self._workers: list[_Worker] = []
         self._unbegun: list[Event | Lost] = []
 
     def slots(self) -> int:
-        return self._slots
+        return self._each * places_of(self._cards)
 
-    def begin(self, spec: RunSpec) -> None:
+    def has_room(self, spec: RunSpec, *, alone: bool = False) -> bool:
+        return self._place(spec, alone) is not None
+
+    def _place(self, spec: RunSpec, alone: bool) -> int | None:
+        """The card for the run, or `NO_CARD`; None where there is no room now."""
+        fitting = [card for card in self._cards.get(spec.device) or (NO_CARD,) if self._fits(spec, card, alone)]
+        return min(fitting, key=lambda card: len(self._under_way(card)), default=None)
+
+    def _under_way(self, card: int) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.card == card and worker.spec]
+
+    def _fits(self, spec: RunSpec, card: int, alone: bool) -> bool:
+        others = self._under_way(card)
+        if not others:
+            return True
+        if alone or len(others) >= self._each or any(worker.is_alone for worker in others):
+            return False
+        specs = [spec, *(worker.spec for worker in others if worker.spec)]
+        workers = max(sum(worker.card == card for worker in self._workers), len(others) + 1)
+        return card == NO_CARD or self._forecast.fits(card, specs, workers)
+
+    def begin(self, spec: RunSpec, *, alone: bool = False) -> None:
+        card = self._place(spec, alone)
+        assert card is not None
         try:
-            worker = self._free() or self._new()
+            worker = (None if alone else self._free(spec, card)) or self._new(spec, card)
             worker.process.begin(Work(attempt, spec, spec))
         except (OSError, EOFError) as error:  # no further process, or no server of forks; `wait` says so
             reason = f"no process could be started for it: {type(error).__name__} {error}"
             self._unbegun.append(RunFailed(spec, reason, may_pass=True))
             return
-        worker.spec = spec
+        worker.spec, worker.is_alone = spec, alone
 
     def wait(self, seconds: float) -> list[Event | Lost]:
         events: list[Event | Lost] = [*self._unbegun]
@@ -371,9 +425,14 @@ class Processes:
         """What a process has emitted, or that it is gone."""
         progress = worker.process.look()
         events: list[Event | Lost] = []
+        if worker.process.on_card is not None:
+            self._forecast.learn_free(worker.card, worker.process.on_card.free)
         for emitted in progress.events:
             # a method may have written to its own spec, by which events are matched to runs
             event = emitted if worker.spec is None else replace(emitted, spec=worker.spec)
+            has_trained = isinstance(event, RunFinished) or (isinstance(event, RoundFinished) and event.record.round)
+            if has_trained and worker.process.on_card is not None:
+                self._forecast.learn_peak(event.spec, worker.process.on_card.peak)
             if isinstance(event, RunFinished | RunFailed):
                 worker.end = event
             else:
@@ -397,8 +456,8 @@ class Processes:
             self._freed(worker)
         return unreported
 
-    def clear(self) -> None:
-        for worker in [w for w in self._workers if w.spec is None]:
+    def clear(self, card: int | None = None) -> None:
+        for worker in [w for w in self._workers if w.spec is None and card in (None, w.card)]:
             worker.process.close()
             self._workers.remove(worker)
 
@@ -407,20 +466,22 @@ class Processes:
             worker.process.close()
         self._workers.clear()
 
-    def _free(self) -> _Worker | None:
-        for worker in [w for w in self._workers if w.spec is None]:
+    def _free(self, spec: RunSpec, card: int) -> _Worker | None:
+        for worker in [w for w in self._workers if w.spec is None and (w.card, w.device) == (card, spec.device)]:
             if worker.process.can_begin():
                 return worker
             self._freed(worker)
         return None
 
-    def _new(self) -> _Worker:
-        self._workers.append(_Worker(Worker(self._settings, self._memory)))
+    def _new(self, spec: RunSpec, card: int) -> _Worker:
+        self.clear(card)  # what is idle there is of no use for this run, and holds memory
+        seen = card if spec.device == "cuda" and card != NO_CARD else None
+        self._workers.append(_Worker(Worker(self._settings, self._memory, seen), card, spec.device))
         return self._workers[-1]
 
     def _freed(self, worker: _Worker) -> None:
         """Let the worker have another run, or go."""
-        worker.spec = worker.end = None
+        worker.spec, worker.end, worker.is_alone = None, None, False
         if not worker.process.can_begin():
             worker.process.close()
             self._workers.remove(worker)

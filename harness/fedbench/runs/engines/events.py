@@ -15,8 +15,10 @@ from fedbench.core.spec import RunSpec
 
 _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE})
 """Errors of the system that are none of the run's: disk full, quota, device, memory, open files."""
-_NO_MEMORY = ("can't allocate memory", "CUDA out of memory", "Cannot allocate memory")
-"""What torch says in a plain RuntimeError."""
+_CARD_FULL = ("CUDA out of memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+"""What torch, CUDA and its libraries say in a RuntimeError."""
+_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", *_CARD_FULL)
+"""Likewise, of the machine's memory as well."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,10 @@ class RunFailed:
     may_pass: bool = False
     """Whether the reason is of the machine (a full disk, no memory left), and another attempt may get on."""
     is_unworkable: bool = False
-    """Whether its values are to blame: training diverged with them, or the process ended early at every attempt."""
+    """Whether its values are to blame: training diverged with them, the process ended early at every attempt, or a card
+    was too small."""
+    is_card_full: bool = False
+    """Whether a CUDA card had too little memory left, so that the run may get on with a card to itself."""
 
 
 @dataclass(frozen=True)
@@ -131,12 +136,12 @@ def notify(hooks: Notifications, event: Event) -> None:
 
 def failure_of(spec: RunSpec, error: BaseException) -> RunFailed:
     """The event for a run that ``error`` ended; its reason and traceback are of bounded length."""
-    passing = any(map(may_pass, _chain(error)))
+    passing, is_full = any(map(may_pass, _chain(error))), any(map(_is_card_full, _chain(error)))
     if isinstance(error, FedbenchError):
         reason = shortened(" ".join(text_of(error).split()), REASON)
-        return RunFailed(spec, reason, may_pass=passing, is_unworkable=isinstance(error, Unworkable))
+        return RunFailed(spec, reason, "", passing, isinstance(error, Unworkable), is_full)
     what = "out of memory: " if any(map(is_memory, _chain(error))) else ""
-    return RunFailed(spec, what + reason_of(error), traceback_of(error), may_pass=passing)
+    return RunFailed(spec, what + reason_of(error), traceback_of(error), passing, is_card_full=is_full)
 
 
 def may_pass(error: BaseException) -> bool:
@@ -147,9 +152,15 @@ def may_pass(error: BaseException) -> bool:
 
 def is_memory(error: BaseException) -> bool:
     """Whether there was too little memory, of the machine or of an accelerator."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(text in text_of(error) for text in _NO_MEMORY)
-    )
+    return isinstance(error, MemoryError) or _says(error, _NO_MEMORY)
+
+
+def _is_card_full(error: BaseException) -> bool:
+    return _says(error, _CARD_FULL)
+
+
+def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
+    return isinstance(error, RuntimeError) and any(text in text_of(error) for text in texts)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -212,11 +212,16 @@ class RayCluster:
         """The addresses of the machines on which something fits."""
         return {node["NodeManagerAddress"] for node in self._alive() if self._fitting(node)}
 
-    def begin(self, spec: RunSpec) -> None:
+    def has_room(self, spec: RunSpec, *, alone: bool = False) -> bool:
+        return True  # Ray lets it wait
+
+    def begin(self, spec: RunSpec, *, alone: bool = False) -> None:
         """Begin a run on some node. Raises FedbenchError for one on a GPU where none is set aside for it."""
         check_device(spec, self._gpus)
         options = {"num_returns": "streaming", "max_retries": 0, "scheduling_strategy": "SPREAD"}
         options["name"] = f"{spec.method} seed {spec.seed}"
+        if alone and self._gpus:
+            options["num_gpus"] = max(self._gpus, 1)
         self._tasks[self._run.options(**options).remote(self.shipped, spec, self._settings)] = Task(spec)
 
     def wait(self, seconds: float) -> list[Event | Lost]:

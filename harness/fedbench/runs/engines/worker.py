@@ -1,9 +1,9 @@
 """Processes that carry out one piece of work after another: runs, looks at runs.
 
-A worker keeps what it has imported and loaded, so that a run of the same data and backbone begins at once. The next
-piece of work gets a new worker after work that failed, work with a plug-in that does not come with fedbench, work that
-changed what later runs read (`fedbench.runs.untouched`), and after `RENEWED` pieces of work. What a piece of work
-leaves running ends with it.
+A worker keeps what it has imported and loaded, and its context on a CUDA card, so that a run of the same data and
+backbone begins at once. The next piece of work gets a new worker after work that failed, work with a plug-in that does
+not come with fedbench, work that changed what later runs read (`fedbench.runs.untouched`), and after `RENEWED` pieces
+of work. What a piece of work leaves running ends with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -35,6 +35,7 @@ from fedbench.core.spec import RunSpec, stack_names
 from fedbench.kinds.registry import METHOD, PLUGIN_FILES, comes_with_fedbench, installed, look_up
 from fedbench.plugins.provenance import plugins_of
 from fedbench.runs.engines import context
+from fedbench.runs.engines.cards import first_card
 from fedbench.runs.prepare import Loaded, Loader, Settings
 from fedbench.runs.untouched import Traces
 
@@ -74,20 +75,34 @@ class Seen:
     """The exit code of its process, negative for a signal; 0 where it has ended in order."""
 
 
+@dataclass(frozen=True)
+class OnCard:
+    """Bytes of a CUDA card's memory."""
+
+    free: int
+    """Left when the work began."""
+    peak: int = 0
+    """The most that torch has held for the work under way."""
+
+
 class Worker:
     """One piece of work at a time, in a process that is there for further ones while `can_begin`.
 
     ``memory`` is how many bytes it may take beyond an idle process, with data and backbone; more is a MemoryError.
+    Of all CUDA cards it sees only the ``card``, if that is given, as ``cuda``.
     """
 
-    def __init__(self, settings: Settings, memory: int | None = None) -> None:
+    def __init__(self, settings: Settings, memory: int | None = None, card: int | None = None) -> None:
         """Raises OSError or EOFError where no further process can be started."""
         chosen = context()
         self._pipe, there = chosen.Pipe()
-        self._process: BaseProcess = chosen.Process(target=_serve, args=(there, settings, memory), daemon=True)
+        self._process: BaseProcess = chosen.Process(target=_serve, args=(there, settings, memory, card), daemon=True)
         with there, without_main():  # closed here: else the end of the process would go unnoticed
             self._process.start()
         self._is_leaving = False
+        self.card = card
+        self.on_card: OnCard | None = None
+        """As far as it has told; None for one that was on no card yet."""
 
     def begin(self, work: Work) -> None:
         """Begin a piece of work; what becomes of it is `look`'s to say."""
@@ -111,7 +126,10 @@ class Worker:
                     if message.changed:
                         _LOG.debug("a worker is replaced: its last work changed %s", message.changed)
                     return Seen(tuple(events), is_over=True, code=0)
-                events.append(message)
+                if isinstance(message, OnCard):
+                    self.on_card = message
+                else:
+                    events.append(message)
         except (OSError, EOFError):
             is_dead = True
         if not is_dead:
@@ -163,9 +181,10 @@ class Apart:
         Whatever ``on_event`` raises ends the work and passes. Raises OSError or EOFError where no further process can
         be started.
         """
-        if self._worker is None or not self._worker.can_begin():
+        card = first_card(work.spec, self._settings)
+        if self._worker is None or not self._worker.can_begin() or self._worker.card != card:
             self.close()
-            self._worker = Worker(self._settings)
+            self._worker = Worker(self._settings, card=card)
         self._worker.begin(work)
         progress = Seen()
         try:
@@ -208,8 +227,11 @@ class Stopped(BaseException):
     """Raised in work that is to be left."""
 
 
-def _serve(pipe: Connection, settings: Settings, memory: int | None) -> None:
+def _serve(pipe: Connection, settings: Settings, memory: int | None, card: int | None) -> None:
     """What a worker does until its parent is gone or it has to be replaced."""
+    if card is not None:
+        # not torch.cuda.set_device, which is for one thread alone; CUDA reads this when it is first used
+        os.environ["CUDA_VISIBLE_DEVICES"] = _name_of(card, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     quiet_worker()
     adopt_what_is_left()
     sys.breakpointhook = _refuse_breakpoint
@@ -230,9 +252,11 @@ def _serve(pipe: Connection, settings: Settings, memory: int | None) -> None:
         if message == _STOP:  # what it is to end has ended by itself
             continue
         work: Work = pickle.loads(message)
+        # CUDA's context is made here, before the traces: torch may set environment variables with it
+        on_card = _on_card(work.spec.device)
         loaded, left = loader.load(work.spec), left - 1
         traces.begin([loaded.dataset, loaded.backbone])
-        is_well = _carry_out(work, settings, loaded, pipe)
+        is_well = _carry_out(work, settings, loaded, pipe, on_card)
         changed = traces.changed()
         is_last = not is_well or bool(changed) or left <= 0 or not _comes_with_fedbench(work.spec)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -258,12 +282,30 @@ def _comes_with_fedbench(spec: RunSpec) -> bool:
         return False
 
 
-def _carry_out(work: Work, settings: Settings, loaded: Loaded, pipe: Connection) -> bool:
+def _name_of(card: int, visible: str) -> str:
+    """What CUDA_VISIBLE_DEVICES calls the card that is that number of the ``visible`` ones; of all, where it is ""."""
+    return visible.split(",")[card].strip() if visible else str(card)
+
+
+def _on_card(device: str) -> OnCard | None:
+    """Work begins on the card of a ``device``; None for another device, and for a card that can't be used."""
+    if device.startswith("cuda"):
+        with suppress(Exception):  # the run meets it again, and says so
+            free, _ = torch.cuda.mem_get_info(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            return OnCard(free)
+    return None
+
+
+def _carry_out(work: Work, settings: Settings, loaded: Loaded, pipe: Connection, on_card: OnCard | None) -> bool:
     """Whether the work ended well."""
 
     def emit(event: Any) -> None:
         if pipe.poll() and pipe.recv_bytes() == _STOP:
             raise Stopped
+        if on_card is not None:
+            peak = torch.cuda.max_memory_reserved(work.spec.device)
+            pipe.send_bytes(pickle.dumps(replace(on_card, peak=peak)))
         pipe.send_bytes(pickle.dumps(event))
 
     try:
