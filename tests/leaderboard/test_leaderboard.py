@@ -169,17 +169,10 @@ def test_precisions_share_a_table_that_has_a_column_of_them_and_meet_their_own_b
     board = boards.leaderboard(made([*runs, *half]))
     [table] = text_tables(board)
     [column] = [column for column in table.columns if column.heading == "precision"]
-    assert column.is_known and dict(zip(table.names[0].texts, column.texts, strict=True)) == {
-        "fedavg [precision=float32]": "float32",
-        "fedavg [precision=bfloat16]": "bfloat16",
-        "fedprox": "float32",
-        "fedclip": "bfloat16",
-    }
-    assert {line.method: line.delta.cell.mean for line in board.lines if line.method != "fedavg"} == {
-        "fedprox": 10.0,
-        "fedclip": 5.0,
-    }
-    assert "precision" in to_markdown(board)
+    assert column.is_known  # else the page leaves it out
+    names = ["fedprox", "fedavg [precision=float32]", "fedclip", "fedavg [precision=bfloat16]"]
+    assert (table.names[0].texts, column.texts) == (names, ["float32", "float32", "bfloat16", "bfloat16"])
+    assert [board.lines[place].delta.cell.mean for place in (0, 2)] == [10.0, 5.0]
 
 
 def test_runs_on_the_same_files_share_a_table_at_whatever_size_their_images_are_decoded() -> None:

@@ -68,9 +68,6 @@ class Looks:
         return largest_logit(task)
 
 
-IN_ROUNDS = ("start", "a step", "a step of fine-tuning", "aggregate", "evaluate")
-
-
 def spec_of(precision: str) -> RunSpec:
     return tiny_spec("fedavg", backbone="clip:embedded", rounds=2, precision=precision, finetune_epochs=1)
 
@@ -100,12 +97,13 @@ def test_a_run_computes_as_it_asks_and_begins_in_ieee_always(
 ) -> None:
     set_flags(*before)
     looks, was = Looks(), switches()
+    in_its_precision = ("start", "a step", "a step of fine-tuning", "aggregate", "evaluate")
     settings = Settings(tmp_path, tmp_path / "cache", executor="sequential", cores=2)
     loaded = Loaded(tiny_dataset(), tiny_backbone("clip:embedded"))
     with not_refused():
         for _ in run_rounds(spec_of(precision), settings, [looks], loaded):
             assert flags() == before  # another run may go on here
-    assert looks.seen == {"private": {IEEE}} | {where: {in_rounds} for where in IN_ROUNDS}
+    assert looks.seen == {"private": {IEEE}} | {where: {in_rounds} for where in in_its_precision}
     assert switches() == was
 
 
@@ -143,6 +141,5 @@ def test_tf32_is_refused_where_there_is_none(tmp_path: Path) -> None:
     asked = ["run", "--method", "fedavg", "--seed", "0", "--store", str(tmp_path / "store"), "--set", "precision=tf32"]
     result = CliRunner().invoke(app, [*asked, "--engine", "in-process", "--cache-dir", str(tmp_path / "cache")])
     assert result.exit_code == 2
-    assert "precision=tf32 is for CUDA alone, and the run is on device=cpu; set device=cuda, or precision=float32." in (
-        " ".join(result.output.split())
-    )
+    said = "precision=tf32 is for CUDA alone, and the run is on device=cpu; set device=cuda, or precision=float32."
+    assert said in " ".join(result.output.split())
