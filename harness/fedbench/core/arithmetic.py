@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+# torch 2.9 has newer names of the switches (fp32_precision), and some versions since warn of the older ones, once a
+# process. Older versions lack the newer ones, and once these are set, reading the older ones is an error;
+# torch.backends.cudnn.flags reads them
+warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
 
 
 @contextmanager
@@ -14,8 +20,6 @@ def float32_products(precision: str) -> Iterator[None]:
 
     By torch's default convolutions always may. The switches are of the whole process, of all its threads.
     """
-    # torch 2.9 has newer names (fp32_precision); once these are set, reading the older ones is an error, and
-    # torch.backends.cudnn.flags reads them
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     try:
