@@ -55,7 +55,8 @@ FEDPROX = {0: 61.0, 1: 65.0, 2: 69.0}
 
 def spec(method: str, seed: int, **given: Any) -> RunSpec:
     params = {"fedprox": {"mu": given.pop("mu", 0.1)}} if method == "fedprox" else {}
-    training = Training(**{name: given.pop(name) for name in ("rounds", "lr", "local_steps") if name in given})
+    of_training = [name for name in ("rounds", "lr", "local_steps", "precision") if name in given]
+    training = Training(**{name: given.pop(name) for name in of_training})
     return RunSpec(method=method, params=params, seed=seed, scenario=LONGTAIL, training=training, **given)
 
 
@@ -158,6 +159,20 @@ def test_runs_of_another_budget_or_data_set_or_scenario_get_a_table_of_their_own
     assert board["global_accuracy_mean"].tolist() == [30.0, 40.0, 50.0, 60.0]  # newest first
     assert "iid, 100 % participating" in board["caption"][0]
     assert board["caption"][1].startswith("other (data dddddddd)")
+
+
+def test_precisions_share_a_table_that_has_a_column_of_them_and_meet_their_own_baseline() -> None:
+    runs = [(spec("fedavg", 0), 50.0), (spec("fedprox", 0), 60.0)]
+    [alike] = text_tables(boards.leaderboard(made(runs)))
+    assert "precision" not in [column.heading for column in alike.columns]
+    half = [(spec("fedavg", 0, precision="bfloat16"), 40.0), (spec("fedclip", 0, precision="bfloat16"), 45.0)]
+    board = boards.leaderboard(made([*runs, *half]))
+    [table] = text_tables(board)
+    [column] = [column for column in table.columns if column.heading == "precision"]
+    assert column.is_known  # else the page leaves it out
+    names = ["fedprox", "fedavg [precision=float32]", "fedclip", "fedavg [precision=bfloat16]"]
+    assert (table.names[0].texts, column.texts) == (names, ["float32", "float32", "bfloat16", "bfloat16"])
+    assert [board.lines[place].delta.cell.mean for place in (0, 2)] == [10.0, 5.0]
 
 
 def test_runs_on_the_same_files_share_a_table_at_whatever_size_their_images_are_decoded() -> None:

@@ -8,11 +8,13 @@ from fedbench.models import inputs
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
+from fedbench.toolkit import fedavg
 from fedbench.tracking.evaluation import evaluate_elsewhere
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.recording import Invocation
 from fedbench.tracking.schema import store_uri
 from tests.datasets.pictures import picture
+from tests.runs.test_precision import IEEE, flags
 
 METHODS = ("fedavg", "promptfl", "fedpgp+scaffold")
 OF_SERVER = "promptfl+feddf"
@@ -68,6 +70,13 @@ def test_on_the_same_classes_every_model_predicts_as_ever(recorded, method):
     stored = recorded_model(uri, ids[method], settings).stored
     assert (found.samples, found.classes, found.is_renamed) == (12, 4, False)
     assert found.metrics["global_accuracy"] == stored.data.metrics["final/global_accuracy"]
+
+
+def test_it_computes_in_the_runs_precision(recorded, monkeypatch):
+    seen, plain = [], fedavg.largest_logit
+    monkeypatch.setattr(fedavg, "largest_logit", lambda task: seen.append(flags()) or plain(task))
+    on(recorded, "fedavg", "same")
+    assert seen == [IEEE] and flags() != IEEE
 
 
 def test_a_prompt_names_other_classes(recorded):

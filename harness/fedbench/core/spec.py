@@ -71,9 +71,11 @@ class Training(BaseModel):
         description="largest norm of a local step's gradients, all weights together; none: unlimited",
     )
     weighting: Literal["samples", "uniform"] = Field("samples", description="aggregation weights over the participants")
-    precision: Literal["float32", "bfloat16"] = Field(
+    precision: Literal["float32", "tf32", "bfloat16"] = Field(
         "float32",
-        description="of a local step's arithmetic (autocast); weights, averages and evaluation are float32 always",
+        description="arithmetic of training and evaluation; float32: as IEEE has it; tf32: matrix products and "
+        "convolutions on CUDA read 10 bits of a mantissa; bfloat16: local steps are autocast, all else is float32. "
+        "Weights, averages and cached features are float32 always",
     )
     augment: Literal["none", "batch", "sample"] = Field(
         "none", description="random crop and flip, drawn once a batch (CReFF family) or once a sample; images only"
@@ -122,7 +124,7 @@ OPTIMISER_KEYS = frozenset(
 """Settings that a method's recipe may set; everything else of ``Training`` is the comparison's budget."""
 _NOT_BUDGET = OPTIMISER_KEYS | {"eval_every", "own_every", "finetune_epochs"}
 BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET)
-"""Fields of `Training` in which runs of one table must agree."""
+"""Fields of `Training` in which runs of one table must agree, the ``precision`` aside, which may be a column."""
 
 
 class RunSpec(BaseModel):

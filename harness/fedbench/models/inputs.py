@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedbench.core.arithmetic import float32_products
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import ImageSource, Subset, TensorImages
 from fedbench.core.types import FrozenEncoder, InputSource
@@ -136,7 +137,9 @@ def _compute(images: ImageSource, encoder: FrozenEncoder, batch_size: int, devic
 
     batches = torch.split(torch.arange(len(images)), batch_size)
     features = torch.empty(0)
-    with ThreadPoolExecutor(SIDE_BY_SIDE if torch.device(device).type == "cpu" else 1) as threads:
+    side_by_side = SIDE_BY_SIDE if torch.device(device).type == "cpu" else 1
+    # whatever the run's precision, for other runs read them
+    with float32_products("float32"), ThreadPoolExecutor(side_by_side) as threads:
         for index, part in zip(batches, threads.map(encoded, batches), strict=True):
             if index[0] == 0:
                 features = torch.empty(len(images), *part.shape[1:], dtype=part.dtype)

@@ -14,12 +14,13 @@ from fedbench.rounds.clients import settle
 from fedbench.rounds.loop import predict
 from fedbench.rounds.messages import broadcast, client_task
 from fedbench.rounds.metrics import HELDOUT, own_accuracies
-from fedbench.rounds.run import Run, shared
+from fedbench.rounds.run import Run, in_its_precision, shared
 from fedbench.rounds.state import RunState
 from fedbench.toolkit.fedavg import FedAvg
 from fedbench.toolkit.local_training import local_sgd
 
 
+@in_its_precision
 def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:
     """Mean and worst client accuracy after each client fine-tuned the model for ``finetune_epochs``; nothing is kept.
 

@@ -27,10 +27,11 @@ from fedbench.rounds.executors.sequential import joined
 from fedbench.rounds.measures import measured, measures_of
 from fedbench.rounds.messages import broadcast, broadcasts, channels_last, client_task, relabelled, sent_bytes
 from fedbench.rounds.metrics import size_in_bytes, unseen_metrics, validation_accuracy
-from fedbench.rounds.run import Run, shared
+from fedbench.rounds.run import Run, in_its_precision, shared
 from fedbench.rounds.state import RunState
 
 
+@in_its_precision
 def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     """Run one round: the cohort trains from ``state``, the server aggregates. The record has no metrics yet."""
     with global_generators(run.spec.seed, "global", state.round + 1):
@@ -93,6 +94,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     return state, record
 
 
+@in_its_precision
 def start(run: Run, state: RunState) -> int:
     """Let methods fill the server's state from what clients report; returns the bytes that clients send for it."""
     federation = run.federation
@@ -103,6 +105,7 @@ def start(run: Run, state: RunState) -> int:
     return size_in_bytes(*answers)
 
 
+@in_its_precision
 def survey(run: Run, state: RunState, number: int, requested: Sequence[int], chosen: Sequence[int]) -> tuple[int, int]:
     """Let clients report without training before round ``number``; returns the bytes sent up and down for it.
 
@@ -166,6 +169,7 @@ def evaluation_task(run: Run, state: RunState, inputs: InputSource) -> Evaluatio
     )
 
 
+@in_its_precision
 def predict(
     run: Run, state: RunState, inputs: InputSource, client: int | None = None, clients: tuple[int, ...] = ()
 ) -> Predictions:
@@ -178,6 +182,7 @@ def predict(
     return require_predictions(task, run.assembly.hooks.evaluate(task=task), run.assembly.answers_first("evaluate"))
 
 
+@in_its_precision
 def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
     """All metrics after ``state.round`` rounds, including those of clients' own models when due, and the
     predictions."""

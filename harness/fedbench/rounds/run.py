@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedbench.core.arithmetic import float32_products
 from fedbench.core.errors import MethodFault
 from fedbench.core.federation import Federation
 from fedbench.core.method.tasks import Hooks, ServerData
@@ -61,6 +64,21 @@ class Run:
     def initial_state(self) -> RunState:
         """The state before round 1."""
         return RunState(0, _copies(self.model.weights), _copies(self.model.buffers))
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def in_its_precision(function: Callable[Concatenate[Run, _P], _R]) -> Callable[Concatenate[Run, _P], _R]:
+    """Let ``function`` compute products of float32 as its run's ``precision`` says."""
+
+    @wraps(function)
+    def of_run(run: Run, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with float32_products(run.spec.training.precision):
+            return function(run, *args, **kwargs)
+
+    return of_run
 
 
 def model_on(model: Model, device: torch.device) -> Model:

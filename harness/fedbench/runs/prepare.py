@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedbench.core.arithmetic import float32_products
 from fedbench.core.errors import FedbenchError, MethodFault, Unworkable
 from fedbench.core.federation import Dataset, Federation, Shards, Split
 from fedbench.core.method.answers import require_labels
@@ -83,9 +84,10 @@ def prepare(
     """Load data and backbone, deal the federation, build the model. Raises FedbenchError for anything unusable.
 
     ``dataset`` and ``backbone`` spare the loading where a caller already has them. Without ``encode_all`` images are
-    encoded when they are read and no cache is filled: for a run that is looked at, not trained.
+    encoded when they are read and no cache is filled: for a run that is looked at, not trained. What is computed here
+    is float32 whatever the run's ``precision``, since other runs read features as well.
     """
-    with plugins_everywhere(settings.plugin_files):
+    with plugins_everywhere(settings.plugin_files), float32_products("float32"):
         return _prepared(spec, settings, listeners, dataset, backbone, encode_all)
 
 
@@ -105,6 +107,7 @@ def _prepared(
     refuse_settings(assembly.requires, spec, assembly.provides)
     refuse_backbone(assembly.requires, spec)
     device = _device(spec.device)
+    _refuse_tf32_elsewhere(spec)
     dataset = dataset or dataset_for(spec, settings)
     backbone = backbone or backbone_for(spec, dataset, settings)
     refuse_towers(assembly.requires, backbone)
@@ -241,6 +244,15 @@ def _refuse_parts_of_one_step(spec: RunSpec) -> None:
         )
 
 
+def _refuse_tf32_elsewhere(spec: RunSpec) -> None:
+    """FedbenchError for TF32 on a device that has none."""
+    if spec.training.precision == "tf32" and torch.device(spec.device).type != "cuda":
+        raise FedbenchError(
+            f"precision=tf32 is for CUDA alone, and the run is on device={spec.device}; set device=cuda, or "
+            "precision=float32."
+        )
+
+
 def _refuse_hidden_labels(spec: RunSpec, assembly: Assembly, model: Model) -> None:
     """FedbenchError for the default loss of weights where labels are hidden."""
     if "labels" in assembly.provides:
@@ -343,7 +355,8 @@ class Loader:
                 _ = backbone.weights_hash
                 backbone.module.to(spec.device)
             if isinstance(backbone, ClipBackbone):
-                backbone.text_features(dataset.classnames, spec.templates)  # which it keeps
+                with float32_products("float32"):
+                    backbone.text_features(dataset.classnames, spec.templates)  # which it keeps
             self._names, self._loaded = names, Loaded(dataset, backbone)
         except Exception:  # the run meets it again, and says so
             return NOTHING

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbench.core.arithmetic import float32_products
 from fedbench.core.errors import MethodFault
 from fedbench.core.types import FrozenEncoder
 from fedbench.models.clip.backbone import ClipBackbone, digest_of_weights
@@ -152,6 +153,8 @@ class Traces:
             torch.mps.manual_seed(torch.initial_seed())
         warnings.filters[:] = self._filters  # type: ignore[index]
         self._kept = [thing for thing in kept if thing is not None]
+        with float32_products("float32"):
+            pass  # torch has two words for its default, and this leaves the one that a run leaves
         self._state = _state()
         self._tensors = [(t, t._version, t.data_ptr(), _sample(t)) for t in _tensors_of(self._kept)]
 

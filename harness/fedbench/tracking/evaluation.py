@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedbench.core.arithmetic import float32_products
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.answers import require_predictions
 from fedbench.core.method.tasks import ModelSetup
@@ -296,7 +297,8 @@ def evaluate_elsewhere(uri: str, given: str, dataset: str, settings: Settings) -
             )
     task = evaluation_task(run, state, test)
     task = replace(task, model=there.model, num_classes=there.scored.num_classes, is_unseen=is_renamed)
-    answer = there.assembly.hooks.evaluate(task=task)
+    with float32_products(spec.training.precision):
+        answer = there.assembly.hooks.evaluate(task=task)
     answer = require_predictions(task, answer, there.assembly.answers_first("evaluate"))
     if answer.labels is None:
         raise FedbenchError(f"{run.spec.title} has no global model that could predict the classes of {dataset!r}.")

@@ -1,8 +1,9 @@
 """The leaderboard: rows with mean and spread over seeds, compared with a baseline in tables of comparable runs.
 
-A table (block) holds rows that agree in data, scenario and budget. If rows differ in their seeds, the table lists each
-row's; the difference to the baseline is paired over the seeds both have. A row that lost seeds to failed runs has the
-numbers of the others and no rank. The baseline of a row is its runs on the row's own backbone, tuned like the row.
+A table (block) holds rows that agree in data, scenario and budget. If rows differ in their seeds or their precision,
+the table lists each row's; the difference to the baseline is paired over the seeds both have. A row that lost seeds to
+failed runs has the numbers of the others and no rank. The baseline of a row is its runs on the row's own backbone, in
+its precision where there are any, tuned like the row.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def with_means(results: pd.DataFrame, suite: Suite) -> pd.DataFrame:
 
 def _of(results: pd.DataFrame, mean: Mean) -> Iterator[pd.Series]:
     among = results[results["setting"].isin(mean.over)].sort_values("started", kind="stable")
-    for _, runs in among.groupby(["dataset", "files_hash", *ROW, *BUDGET, "seed"], sort=False, dropna=False):
+    same = dict.fromkeys(["dataset", "files_hash", *ROW, *BUDGET, "seed"])
+    for _, runs in among.groupby(list(same), sort=False, dropna=False):
         newest = runs.drop_duplicates("setting", keep="last").set_index("setting", drop=False)
         if set(newest.index) == set(mean.over):
             yield _line(newest.loc[list(mean.over)], mean)
@@ -114,7 +116,7 @@ def baseline_of(runs: pd.DataFrame, rows: Mapping[str, pd.DataFrame], baseline: 
 def _one_of(runs: pd.DataFrame, rows: list[pd.DataFrame], kinds: Sequence[str], baseline: str) -> Baseline:
     """Choose the one of ``rows`` most like ``runs``: of the same kind, then with the same settings, as far as any
     is."""
-    for key in (*kinds, "row_settings"):
+    for key in (*kinds, "precision", "row_settings"):
         rows = [other for other in rows if _alike(other, runs, key)] or rows
     rows = newest_version(rows)
     if len(rows) > 1:

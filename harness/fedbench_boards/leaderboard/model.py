@@ -133,6 +133,7 @@ class Line:
     scenario: str = ""
     method: str = ""
     backbone: str = ""
+    precision: str = ""
     server_data: str = ""
     """The samples at the server that the row's method learns from (unlabelled, labelled), or ""."""
     not_on_unseen: str = ""

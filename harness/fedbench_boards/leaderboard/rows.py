@@ -24,10 +24,10 @@ from fedbench_boards.leaderboard.model import FINISHED, Line, ScoreCell
 from fedbench_boards.leaderboard.own_models import is_of_global_model
 from fedbench_boards.statistics import Scores, Test, holm, probability_best, tied_ranks, verdict
 
-PROTOCOL = ("dataset", "files_hash", "scenario_settings", *BUDGET)
+PROTOCOL = ("dataset", "files_hash", "scenario_settings", *(name for name in BUDGET if name != "precision"))
 """Columns in which all runs of a table agree. The runs read the same files, at the sizes of their backbones or
 teachers."""
-ROW = ("row", "method", "backbone", "tune", "row_settings")
+ROW = ("row", "method", "backbone", "tune", "precision", "row_settings")
 """Columns in which all runs of a row agree, besides their table's protocol; the runs differ in their seeds."""
 _COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
 ON_NETWORK = "seconds at "
@@ -49,7 +49,7 @@ def names(rows: Sequence[pd.DataFrame]) -> list[str]:
     """The rows' names; if two have the same, the settings in which they differ are added."""
     called = [row_of(runs) for runs in rows]
     # the method as well: two may have been given one label
-    kinds = ("method", "backbone", "tune")
+    kinds = ("method", "backbone", "tune", "precision")
     settings = [{**{k: runs[k].iloc[0] for k in kinds}, **json.loads(runs["row_settings"].iloc[0])} for runs in rows]
     full = []
     for name, own in zip(called, settings, strict=True):
@@ -100,6 +100,7 @@ def line_of(name: str, runs: pd.DataFrame, metrics: Iterable[str], *, has_failed
         scenario=str(first["scenario"]),
         method=str(first["method"]),
         backbone=str(first["backbone"]),
+        precision=str(first["precision"]),
         server_data=str(first["server_data"]),
         not_on_unseen=str(first["not_on_unseen"]),
         tuned=bool(first["tuned"]),

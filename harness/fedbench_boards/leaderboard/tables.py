@@ -39,6 +39,8 @@ _MARKS = {NOT_COMPARABLE: "≠", AS_PRINTED: "≈"}
 """Marks in front of a printed number whose conditions differ, or are not fully known to agree."""
 AGREEING = {COMPARABLE: "comparable", AS_PRINTED: "comparable as far as printed", NOT_COMPARABLE: "not comparable"}
 """How far a printed number has the run's conditions, in words."""
+_MANTISSA = {"float32": 23, "tf32": 10, "bfloat16": 7}
+"""Bits by which a column of precisions is sorted."""
 NOT_TOLD = "n.s."
 """Mark of the web page alone, behind a difference that a test does not tell from nothing."""
 
@@ -166,7 +168,7 @@ def text_table(table: Table) -> TextTable:
         names=[names],
         short=[names] if shared else [labels, on],
         letters="" if shared else f"on: {', '.join(f'{letter} = {name}' for name, letter in letters.items())}",
-        scores=[*scores, *_seeds(lines), *_best(table), *_difference(table)],
+        scores=[*scores, *_precision(lines), *_seeds(lines), *_best(table), *_difference(table)],
         status=list(_status(lines)),
         further=[*_published(table), *(_costs(table) if table.measured else [])],
         notes=list(notes_of(table, [column.heading for column in scores])),
@@ -230,6 +232,12 @@ def marks_of(line: Line) -> str:
         + (own_models.UNTRAINED_MARK if line.untrained else "")
         + (own_models.ONE_FOR_ALL_MARK if line.one_for_all else "")
     )
+
+
+def _precision(lines: Sequence[Line]) -> Iterator[Column]:
+    if len({line.precision for line in lines}) > 1:
+        cells = [Cell(line.precision, _MANTISSA[line.precision]) for line in lines]
+        yield Column("precision", cells, "precision", "arithmetic of training and evaluation")
 
 
 def _seeds(lines: Sequence[Line]) -> Iterator[Column]:
