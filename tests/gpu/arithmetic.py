@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedbench.core.records import RoundRecord
+from fedbench.rounds.executors import graphs
 from fedbench.rounds.loop import start, train_round
 from fedbench.rounds.run import Run
 from fedbench.toolkit.local_training import round_table
@@ -65,7 +66,7 @@ def flops_of_an_image(run: Run) -> float:
 
     Counted are matrix products, convolutions and attention, a product with a sum as two; nothing else.
     """
-    set_graphs(run, False)
+    graphs.IS_ON = False
     state = run.initial_state()
     start(run, state)
     counter = FlopCounterMode(display=False)
@@ -79,10 +80,3 @@ def work_of(run: Run, record: RoundRecord) -> tuple[int, int]:
     sizes, training = run.federation.shards.sizes, run.spec.training
     tables = [round_table(int(sizes[client]), training, torch.Generator()) for client in record.cohort]
     return sum(len(batch) for table in tables for batch in table), sum(map(len, tables))
-
-
-def set_graphs(run: Run, on: bool) -> None:
-    """Let ``run`` replay its steps as CUDA graphs or launch them one by one, where its executor has the choice."""
-    for executor in (run.executor, getattr(run.executor, "_one_by_one", None)):
-        if hasattr(executor, "graphs"):
-            executor.graphs = on

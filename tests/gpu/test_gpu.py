@@ -19,7 +19,7 @@ from tests.bench.workloads import TINY_HEAD, make_data
 from tests.gpu import __main__ as command
 from tests.gpu import methods
 from tests.gpu.__main__ import STAGES, Stage, main
-from tests.gpu.arithmetic import flops_of_an_image, set_graphs, work_of
+from tests.gpu.arithmetic import flops_of_an_image, work_of
 from tests.gpu.methods import TOLERANCE, largest_difference
 from tests.gpu.table import Aim, Line, Row
 from tests.gpu.workloads import EAGER
@@ -129,13 +129,6 @@ def test_operations_of_a_linear_head_by_hand(tmp_path):
     assert flops_of_an_image(run) == 2 * 2 * 512 * job.classes
     record = SimpleNamespace(cohort=(0, 3))
     assert work_of(run, record) == (2 * job.samples, 2 * job.samples // job.batch)
-
-
-def test_graphs_are_switched_where_there_are_any():
-    one_by_one, neither = SimpleNamespace(graphs=True), SimpleNamespace()
-    for executor in (SimpleNamespace(_one_by_one=one_by_one), neither):
-        set_graphs(SimpleNamespace(executor=executor), False)
-    assert not one_by_one.graphs and not hasattr(neither, "graphs")
 
 
 def test_what_travels_to_a_machine_is_small():

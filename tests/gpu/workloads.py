@@ -24,6 +24,7 @@ from fedbench.core.types import Backbone
 from fedbench.datasets.classnames import CIFAR100
 from fedbench.models import load_backbone
 from fedbench.rounds.executors import ExecutorName
+from fedbench.rounds.executors import graphs as recording
 from fedbench.rounds.loop import evaluate, start, train_round
 from fedbench.rounds.run import Run
 from fedbench.runs.prepare import prepare
@@ -33,7 +34,7 @@ from fedbench.suites.suite import load_suite
 from tests.bench.cells import SUITE, cores
 from tests.bench.systems.fedbench_runs import dataset, run_of, settings
 from tests.bench.workloads import CNN, HEAD, PFL, Job, make_data
-from tests.gpu.arithmetic import NO_TF32, SIDE, TINY_SIDE, ceiling, flops_of_an_image, set_graphs, synchronised, work_of
+from tests.gpu.arithmetic import NO_TF32, SIDE, TINY_SIDE, ceiling, flops_of_an_image, synchronised, work_of
 from tests.gpu.table import Aim, Line, Place, Row
 
 ROUNDS, TINY_ROUNDS = 8, 2
@@ -79,6 +80,7 @@ def graphs(place: Place) -> Iterator[Row]:
     ways = [
         EAGER,
         replace(GRAPHS, aim=Aim("step", 0.7)),
+        replace(AT_ONCE, how="at once, no graphs", has_graphs=False),
         replace(AT_ONCE, aim=Aim("step", 0.35)),
         replace(GRAPHS, precision="tf32", aim=Aim("step", 0.7)),
         replace(AT_ONCE, precision="tf32", aim=Aim("step", 0.35)),
@@ -219,7 +221,7 @@ def timed(make: Make, way: Way, place: Place, flops: list[float], most: float) -
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     run = make(way)
-    set_graphs(run, way.has_graphs)
+    recording.IS_ON = way.has_graphs
     state = run.initial_state()
     start(run, state)
     rounds, seconds, images, steps = run.spec.training.rounds, [], 0, 0
@@ -258,7 +260,7 @@ def timed(make: Make, way: Way, place: Place, flops: list[float], most: float) -
 def profiled(make: Make, way: Way, place: Place) -> Line:
     """The second round under torch's profiler: the kernels and the operations with the most time of their own."""
     run = make(way)
-    set_graphs(run, way.has_graphs)
+    recording.IS_ON = way.has_graphs
     state = run.initial_state()
     start(run, state)
     state, _ = train_round(run, state)

@@ -107,10 +107,11 @@ class Vectorised:
         for part in batch.by_size(like_them.device):
             own = {name: part.own(weight) for name, weight in weights.items()}
             try:
-                found, losses[part.clients] = self._replayed(stack, own, part)
-                answered += 1
+                found, of_part = self._replayed(stack, own, part)
             except NoTerms:  # in this part of the batch the loss has none
                 continue
+            answered += 1
+            losses[part.clients] = of_part.to(losses.dtype)
             for name, gradient in found.items():
                 gradients.setdefault(name, torch.zeros_like(weights[name]))[part.clients] = gradient
         if not answered:
