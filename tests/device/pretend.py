@@ -38,6 +38,8 @@ _SCALAR = "aten::_local_scalar_dense"
 
 reads: list[str] = []
 """The operations that have read values back from the device: each would wait for all that it has still to do."""
+sends: list[str] = []
+"""The operations that have copied values from the CPU, which wait as well."""
 _refusing: list[bool] = []
 
 
@@ -167,6 +169,7 @@ def _carried_out(operation: Any, *args: Any, **kwargs: Any) -> Any:
     _check_generators(name, (args, kwargs), target)
     if name == _SCALAR or (ours and name in _COPIES and _lands_on_cpu(name, args, target)):
         _read(name)
+    _check_sends(name, args, ours, others)
     by_raw = {id(tensor.raw): tensor for tensor in ours} | {id(tensor): tensor for tensor in others}
     if name.startswith("aten::_foreach") and name.endswith("_"):
         torch.autograd.graph.increment_version(args[0])  # as for other devices
@@ -184,8 +187,6 @@ def _carried_out(operation: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _record(operation: Any, ours: list[Any], others: list[Tensor], args: Any, kwargs: Any, result: Any) -> None:
-    if operation._schema.name in _COPIES and not ours:
-        raise RuntimeError("a graph is recorded, and cannot hold a copy from the CPU")
     if kwargs.get("generator") is not None:
         raise RuntimeError("a graph is recorded, and cannot draw from this generator")
     fixed = {id(tensor): tensor.clone() for tensor in others}  # what CUDA is given by value
@@ -216,6 +217,14 @@ def _check_devices(name: str, args: Any, ours: list[Any], others: list[Tensor]) 
     if ours and name not in _COPIES and not all(map(allowed, others)):
         where = ", ".join(str(tuple(tensor.shape)) for tensor in others if not allowed(tensor))
         raise RuntimeError(f"{name} mixes devices: a tensor of shape {where} is on the CPU, others are on {NAME}")
+
+
+def _check_sends(name: str, args: Any, ours: list[Any], others: list[Tensor]) -> None:
+    is_copy = name in _COPIES and not ours or name == "aten::copy_" and others and isinstance(args[0], PretendTensor)
+    if is_copy or (name in _INDEXED and ours and others):
+        sends.append(name)
+        if _recording:
+            raise RuntimeError("a graph is recorded, and cannot hold a copy from the CPU")
 
 
 def _check_generators(name: str, arguments: Any, target: torch.device) -> None:

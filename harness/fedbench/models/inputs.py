@@ -193,7 +193,12 @@ class FeatureInputs:
         return FeatureInputs(self.features, self.rows_of(indices))
 
     def resident(self) -> FeatureInputs:
-        return self
+        """With the indices beside the table."""
+        return (
+            self
+            if self.rows is None
+            else FeatureInputs(self.features, self.rows.to(self.features.device), self.is_image)
+        )
 
     def rows_of(self, indices: Tensor) -> Tensor:
         """The table's rows of the samples at ``indices`` (b,), int64 (b,)."""
@@ -243,7 +248,7 @@ class ImagesOnDevice:
         if self._device.type == "cpu":
             return images
         if isinstance(images, Subset):
-            return Subset(self(images.source), images.indices)
+            return Subset(self(images.source), images.indices.to(self._device))
         if not isinstance(images, TensorImages):
             return images
         key = id(images.pixels)

@@ -13,7 +13,17 @@ from fedbench.core.errors import diverged
 from fedbench.core.method.answers import require_gradients, require_loss
 from fedbench.core.method.tasks import ClientTask, LocalStep
 from fedbench.core.spec import Training
-from fedbench.core.types import Batch, LabelledBatch, Model, StepGradients, Tensors, UnlabelledBatch, Update
+from fedbench.core.types import (
+    Batch,
+    InputSource,
+    LabelledBatch,
+    Model,
+    StepGradients,
+    Tensors,
+    UnlabelledBatch,
+    Update,
+)
+from fedbench.models.inputs import FeatureInputs
 from fedbench.scenarios.partitions.parts import floor
 
 
@@ -99,7 +109,7 @@ def local_sgd(task: ClientTask) -> Update:
     if weights:
         optimiser = build_optimiser(task.training, weights, task.round, task.model.lr_factors)
         noise = task.generator("augmentation")
-        for number, index in enumerate(batches_of(task)):
+        for number, index in enumerate(_where_they_lie(batches_of(task), task.inputs)):
             step = LocalStep(weights, buffers, batch_at(task, index, noise), task, number)
             found = require_gradients(task.hooks.local_gradients(step=step), step)
             for name, weight in weights.items():
@@ -115,6 +125,13 @@ def local_sgd(task: ClientTask) -> Update:
     mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
     weights = {name: value.detach() for name, value in weights.items()}
     return trained(task, weights, buffers, mean_loss)
+
+
+def _where_they_lie(table: list[Tensor], inputs: InputSource) -> list[Tensor]:
+    """The batch ``table`` on the device of the samples: one copy, since each waits for what the device has to do."""
+    if not isinstance(inputs, FeatureInputs) or inputs.features.device.type == "cpu":
+        return table
+    return list(torch.split(torch.cat(table).to(inputs.features.device), [len(index) for index in table]))
 
 
 def each_model(names: Collection[str], own: Collection[str]) -> list[list[str]]:
@@ -213,11 +230,13 @@ def drawn_crops(draws: int, generator: torch.Generator, padding: int = 4) -> tup
 def cropped_and_flipped(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, padding: int = 4) -> Tensor:
     """The ``images`` (b, c, h, w) cut out and flipped as drawn, each by its own draw or all by one."""
     count, _, height, width = images.shape
-    rows = top[:, None] + torch.arange(height)
-    columns = left[:, None] + torch.arange(width)
+    device = images.device
+    top, left, flip = top.to(device), left.to(device), flip.to(device)
+    rows = top[:, None] + torch.arange(height, device=device)
+    columns = left[:, None] + torch.arange(width, device=device)
     columns = torch.where(flip[:, None], columns.flip(1), columns)
     padded = torch.nn.functional.pad(images, (padding,) * 4)
-    which = torch.arange(count)
+    which = torch.arange(count, device=device)
     cropped = padded[which[:, None, None], :, rows.expand(count, -1)[:, :, None], columns.expand(count, -1)[:, None, :]]
     # the permuted view is already channels-last, the layout convolutions train fastest in
     return cropped.permute(0, 3, 1, 2)

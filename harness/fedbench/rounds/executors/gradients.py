@@ -124,7 +124,7 @@ class Vectorised:
         tensors: PerClient = {"weights": weights, "client": mapped(stack.clients, batch.own), "samples": samples}
         tensors["buffers"] = mapped(stack.buffers, batch.own)
         if batch.is_ragged:
-            tensors["mask"] = batch.mask(samples["inputs"].device)
+            tensors["mask"] = stack.mask(batch)
         found, first = None, next(iter(weights.values()))
         if can_record(first.device) and first.dtype == torch.float32:
             found = self.graphs.replayed(
@@ -199,7 +199,7 @@ class ClosedForm:
         residuals.scatter_add_(2, labels, torch.full_like(labels, -1, dtype=residuals.dtype))
         shares = torch.full_like(losses, head.scale / batch.sizes[0])
         if batch.is_ragged:
-            mask = batch.mask(losses.device)
+            mask = stack.mask(batch)
             shares = mask * (head.scale / mask.sum(dim=1, keepdim=True))
         residuals.mul_(shares[..., None])
         gradients = {head.weight: residuals.transpose(1, 2) @ inputs, head.bias: residuals.sum(dim=1)}

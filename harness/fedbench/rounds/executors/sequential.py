@@ -151,7 +151,7 @@ def _named(found: StepGradients, buffers: Tensors) -> Tensors:
 
 def train_client(task: ClientTask) -> Update:
     """One client's update by the hook `local_train`, with all that methods add to it."""
-    task = replace(task, inputs=task.inputs.resident())
+    task = replace(task, inputs=task.inputs.resident(), side={name: one.resident() for name, one in task.side.items()})
     try:
         update = require_update(task, task.hooks.local_train(task=task), task.spec.method)
         return completed(task, update)

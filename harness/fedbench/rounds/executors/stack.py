@@ -39,8 +39,6 @@ class StackedBatch:
     """Number of real samples by client; the padding repeats real samples of the same client."""
     number: int
     """Number of the step within the round, from 0."""
-    clients_here: slice | Tensor | None = None
-    """The ``clients``, as positions on the CPU."""
 
     @property
     def is_ragged(self) -> bool:
@@ -48,24 +46,18 @@ class StackedBatch:
 
     def of(self, table: Tensor) -> Tensor:
         """The part (a, b) of a table (K, S, B) by client, step and sample."""
-        clients = self.clients if self.clients_here is None or table.device.type != "cpu" else self.clients_here
-        return table[clients, self.number, : max(self.sizes)]
+        return table[self.clients, self.number, : max(self.sizes)]
 
     def own(self, tensor: Tensor) -> Tensor:
         """The part (a, ...) of a tensor (K, ...) by client."""
         return tensor[self.clients]
-
-    def mask(self, device: torch.device) -> Tensor:
-        sizes = torch.tensor(self.sizes, device=device)
-        return (torch.arange(max(self.sizes), device=device) < sizes[:, None]).float()
 
     def by_size(self, device: torch.device) -> list[StackedBatch]:
         """The same clients by the size of their batch, none of them padded. Their positions lie on ``device``."""
         parts = []
         for size in sorted(set(self.sizes)):
             chosen = [client for client, own in enumerate(self.sizes) if own == size]
-            here = torch.tensor(chosen)
-            parts.append(StackedBatch(here.to(device), (size,) * len(chosen), self.number, here))
+            parts.append(StackedBatch(torch.tensor(chosen, device=device), (size,) * len(chosen), self.number))
         return parts
 
 
@@ -109,14 +101,15 @@ class Stack:
             padded = pad_sequence(table, batch_first=True)
             self._index[client, : len(table), : padded.shape[1]] = padded
         self._rows = {name: self._read_rows(name).to(device) for name in self.tasks[0].side}
-        # a source of images is asked as one client asks it, from the CPU
-        self._rows["inputs"] = self._read_rows("inputs").to("cpu" if self.has_images else device)
+        self._rows["inputs"] = self._read_rows("inputs").to(device)
+        sizes = [[len(batch) for batch in table] for table in self._tables]
+        self._sizes = pad_sequence(list(map(torch.tensor, sizes)), batch_first=True).to(device)
         self._index = self._index.to(device)
         self._labels: Tensor | None = None
         if self.tasks[0].labels is not None:
             known = pad_sequence([_known(task.labels).to(device) for task in self.tasks], batch_first=True)
             self._labels = known.gather(1, self._index.flatten(1)).view(self._index.shape)
-        self._crops = self._drawn() if self.has_images and self.tasks[0].training.augment != "none" else None
+        self._crops = self._drawn(device) if self.has_images and self.tasks[0].training.augment != "none" else None
         self._before = Snapshot({"task": self.clients})
 
     def of(self, clients: Sequence[int], samples: int | None) -> Stack:
@@ -166,6 +159,11 @@ class Stack:
     def rows(self, batch: StackedBatch) -> Tensor:
         return batch.of(self._rows["inputs"])
 
+    def mask(self, batch: StackedBatch) -> Tensor:
+        """1 for a sample, 0 for padding, (a, b)."""
+        sizes = self._sizes[batch.clients, batch.number]
+        return (torch.arange(max(batch.sizes), device=sizes.device) < sizes[:, None]).float()
+
     def labels(self, batch: StackedBatch) -> Tensor:
         return batch.of(_known(self._labels))
 
@@ -184,7 +182,7 @@ class Stack:
             images = cropped_and_flipped(images, top, left, flip)
         return images.view(*rows.shape, *images.shape[1:])
 
-    def _drawn(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _drawn(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """The draws of `drawn_crops` of every sample in every step of the round, (K, S, b) each."""
         top, left = torch.zeros_like(self._index, device="cpu"), torch.zeros_like(self._index, device="cpu")
         drawn = (top, left, torch.zeros_like(top, dtype=torch.bool))
@@ -193,7 +191,7 @@ class Stack:
             for step, index in enumerate(table):
                 for of_all, own in zip(drawn, drawn_crops(len(index) if per_sample else 1, noise), strict=True):
                     of_all[client, step, : len(index)] = own
-        return drawn
+        return drawn[0].to(device), drawn[1].to(device), drawn[2].to(device)
 
 
 def _table(inputs: object) -> Tensor:
