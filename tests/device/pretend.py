@@ -12,7 +12,7 @@ reads what these hold then, and writes where they wrote. What a CUDA graph canno
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial, reduce
 from typing import Any, Self
 from weakref import WeakValueDictionary
@@ -98,8 +98,12 @@ class CUDAGraph:
     def __init__(self) -> None:
         self.steps: list[tuple[Any, Any, Any, Any]] = []
         """An operation, its arguments and what it gave."""
+        self.is_empty = False
+        """Whether it does nothing, as one that was recorded on another stream."""
 
     def replay(self) -> None:
+        if self.is_empty:
+            return
         for operation, args, kwargs, given in self.steps:
             found = operation(*args, **kwargs)
             for old, new in zip(tree_leaves(given), tree_leaves(found), strict=True):
@@ -114,13 +118,31 @@ _recording: list[CUDAGraph] = []
 
 
 @contextmanager
-def graph(recorded: CUDAGraph, pool: object = None) -> Iterator[None]:
+def graph(recorded: CUDAGraph, pool: object = None, stream: object = None) -> Iterator[None]:
     """Record what is done within the block. Unlike CUDA, the pretend device does it as well."""
     _recording.append(recorded)
     try:
         yield
     finally:
         _recording.pop()
+
+
+def Stream(device: object) -> None:
+    return None
+
+
+def current_stream(device: object) -> None:
+    return None
+
+
+def stream(stream: object) -> Any:
+    return nullcontext()
+
+
+def synchronize(device: object) -> None: ...
+
+
+def empty_cache() -> None: ...
 
 
 def get_sync_debug_mode() -> str:
@@ -149,8 +171,11 @@ class Generator(_Generator):
 @cache
 def _register() -> tuple[torch.library.Library, ...]:
     backend_registration._setup_privateuseone_for_python_backend(NAME)  # type: ignore[no-untyped-call]
-    for part in (CUDAGraph, graph, get_sync_debug_mode, set_sync_debug_mode):
-        setattr(torch.get_device_module(NAME), part.__name__, part)
+    there = torch.get_device_module(NAME)
+    for part in (CUDAGraph, graph, Stream, current_stream, stream, synchronize, empty_cache):
+        setattr(there, part.__name__, part)
+    there.get_sync_debug_mode, there.set_sync_debug_mode = get_sync_debug_mode, set_sync_debug_mode
+    there.device = stream
     every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(_carried_out, "PrivateUse1")  # type: ignore[no-untyped-call]
     for name in _FACTORIES:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from fedbench.core.errors import FedbenchError
+
 # torch 2.9 has newer names of the switches (fp32_precision), and some versions since warn of the older ones, once a
 # process. Older versions lack the newer ones, and once these are set, reading the older ones is an error;
 # torch.backends.cudnn.flags reads them
@@ -20,10 +22,21 @@ def float32_products(precision: str) -> Iterator[None]:
 
     By torch's default convolutions always may. The switches are of the whole process, of all its threads.
     """
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
+    cudnn = torch.backends.cudnn
     try:
-        matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
+        before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:
+        if torch.cuda.is_available():
+            raise FedbenchError(
+                "this process has set torch's newer switches for TF32 (fp32_precision), which a run can't set back; "
+                "leave them as they are, and say precision=tf32 where a run is to use it."
+            ) from None
+        yield
+        return
+    try:
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        cudnn.allow_tf32 = precision == "tf32"
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32 = before[1]

@@ -21,6 +21,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import ImageSource, Subset, TensorImages
 from fedbench.core.types import FrozenEncoder, InputSource
 from fedbench.datasets.cache import Content, damaged, kept
+from fedbench.scenarios.partitions.feature_skew import Joined
 
 _CACHE = "feature cache"
 _KEPT_TYPES = (torch.float32, torch.float16)
@@ -248,7 +249,10 @@ class ImagesOnDevice:
         if self._device.type == "cpu":
             return images
         if isinstance(images, Subset):
-            return Subset(self(images.source), images.indices.to(self._device))
+            source = self(images.source)
+            return images if source is images.source else Subset(source, images.indices.to(self._device))
+        if isinstance(images, Joined):
+            return Joined(self(images.first), self(images.second))
         if not isinstance(images, TensorImages):
             return images
         key = id(images.pixels)

@@ -109,7 +109,7 @@ def local_sgd(task: ClientTask) -> Update:
     if weights:
         optimiser = build_optimiser(task.training, weights, task.round, task.model.lr_factors)
         noise = task.generator("augmentation")
-        for number, index in enumerate(_where_they_lie(batches_of(task), task.inputs)):
+        for number, index in enumerate(_beside_rows(batches_of(task), task.inputs)):
             step = LocalStep(weights, buffers, batch_at(task, index, noise), task, number)
             found = require_gradients(task.hooks.local_gradients(step=step), step)
             for name, weight in weights.items():
@@ -127,11 +127,12 @@ def local_sgd(task: ClientTask) -> Update:
     return trained(task, weights, buffers, mean_loss)
 
 
-def _where_they_lie(table: list[Tensor], inputs: InputSource) -> list[Tensor]:
-    """The batch ``table`` on the device of the samples: one copy, since each waits for what the device has to do."""
-    if not isinstance(inputs, FeatureInputs) or inputs.features.device.type == "cpu":
+def _beside_rows(table: list[Tensor], inputs: InputSource) -> list[Tensor]:
+    """The batch ``table`` where the rows of resident samples are: in one copy, since each waits for the device."""
+    if not isinstance(inputs, FeatureInputs):
         return table
-    return list(torch.split(torch.cat(table).to(inputs.features.device), [len(index) for index in table]))
+    device = (inputs.features if inputs.rows is None else inputs.rows).device
+    return table if device.type == "cpu" else list(torch.split(torch.cat(table).to(device), [*map(len, table)]))
 
 
 def each_model(names: Collection[str], own: Collection[str]) -> list[list[str]]:

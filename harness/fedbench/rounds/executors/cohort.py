@@ -39,7 +39,7 @@ from fedbench.rounds.executors.gradients import (
     bytes_of_a_client,
     head_features,
 )
-from fedbench.rounds.executors.graphs import OneClientOnly
+from fedbench.rounds.executors.graphs import Changed, OneClientOnly
 from fedbench.rounds.executors.sequential import Sequential, completed
 from fedbench.rounds.executors.stack import Stack, StackedBatch, StackedOptimiser, mapped, own_buffers, signature
 from fedbench.toolkit.fedavg import FedAvg
@@ -110,7 +110,8 @@ class Cohort:
         updates: dict[int, Update] = {}
         by_way: dict[str, int] = {}
         for kind, positions in kinds.items():
-            trained_alike, how = self._train_alike(kind, [tasks[position] for position in positions])
+            # what the server alone changes is another tensor in every round, and no reason for another plan
+            trained_alike, how = self._train_alike(kind[:-1], [tasks[position] for position in positions])
             updates |= dict(zip(positions, trained_alike, strict=True))
             by_way[how] = by_way.get(how, 0) + len(positions)
         self.description = (
@@ -127,8 +128,7 @@ class Cohort:
         plan = self._plans.get(kind) or self._recalled(kind, tasks[0]) or self._planned(tasks)
         if plan.gradients is not None:
             try:
-                starts, size = range(0, len(tasks), plan.at_once), plan.at_once
-                updates = [u for at in starts for u in train_stack(tasks[at : at + size], plan.gradients)]
+                updates = _trained(tasks, plan.gradients, plan.at_once)
             except Unworkable:
                 raise
             except Exception as error:
@@ -173,7 +173,7 @@ class Cohort:
                 if agreed:
                     at_once = budget(tasks[0]) // bytes_of_a_client(gradients, largest)
                     if at_once < 2 and isinstance(inputs, ImageInputs):
-                        return Plan(None, reason="two clients' images take more than half of the memory")
+                        return Plan(None, reason="images of two clients need more memory than clients at once may take")
                     return Plan(gradients, max(at_once, 1))
                 reason = reason or "trained at once, it would get other gradients"
             except OneClientOnly as error:
@@ -206,6 +206,19 @@ def _lasting(kind: Kind) -> str:
     """A hash of the kind that is the same in other processes: it leaves out addresses of tables."""
     shapes, states, _, known = kind
     return hashlib.sha256(repr((shapes, states, known)).encode()).hexdigest()
+
+
+def _trained(tasks: Sequence[ClientTask], gradients: Gradients, at_once: int) -> list[Update]:
+    """The updates of clients, so many of whom train at once; anew without graphs where one is not what the step is."""
+    chunks, by_autograd = [tasks[at : at + at_once] for at in range(0, len(tasks), at_once)], gradients.by_autograd
+    if by_autograd is not None:
+        by_autograd.is_due = True
+    try:
+        return [update for chunk in chunks for update in train_stack(chunk, gradients)]
+    except Changed as error:
+        assert by_autograd is not None
+        by_autograd.graphs.stop(error)
+        return [update for chunk in chunks for update in train_stack(chunk, gradients)]
 
 
 def train_stack(tasks: Sequence[ClientTask], gradients: Gradients) -> list[Update]:
@@ -388,4 +401,6 @@ def _in_words(error: Exception) -> str:
         return (str(error).splitlines() or ["it gives no reason"])[0]
     if isinstance(error, TypeError) and "mappingproxy" in str(error):
         return "it changes what the client keeps"
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the card has too little memory for them at once"
     return "it does what PyTorch cannot do for many clients at once"

@@ -48,8 +48,10 @@ class Missing:
         name = next((one._name for one in args if isinstance(one, cls)), "own tensors")
         raise OneClientOnly(f"its loss reads the task's {name}")
 
-    __getattr__ = __getitem__ = __len__ = __int__ = __index__ = __iter__ = __bool__ = __add__ = _refuse
-    __eq__ = __hash__ = __lt__ = __le__ = __gt__ = __ge__ = __format__ = __str__ = _refuse
+    __getattr__ = __getitem__ = __len__ = __int__ = __float__ = __index__ = __iter__ = __bool__ = __format__ = _refuse
+    __eq__ = __hash__ = __lt__ = __le__ = __gt__ = __ge__ = __str__ = __neg__ = __add__ = __radd__ = _refuse
+    __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _refuse
+    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _refuse
 
 
 class _Later(Missing):
@@ -65,7 +67,7 @@ class _Later(Missing):
 
 
 def any_after(number: int) -> int:
-    """The number of a step, of which a graph knows whether it is the round's first."""
+    """``number`` of a step for a graph: 0, or what stands for any later one."""
     return cast(int, _Later("number of the step")) if number else 0
 
 
@@ -90,6 +92,10 @@ class Vectorised:
         self.description = f"vectorised, {padding}"
         """Names this way of computing gradients among those that are tried."""
         self.graphs = Graphs()
+        self.is_due = True
+        """Whether the next step that is replayed is compared with the step itself."""
+        self.by_autograd = self
+        """The part of the gradients that autograd computes."""
 
     @property
     def name(self) -> str:
@@ -123,16 +129,20 @@ class Vectorised:
         template, samples = shared_task(stack.tasks[0]), stack.samples(batch)
         tensors: PerClient = {"weights": weights, "client": mapped(stack.clients, batch.own), "samples": samples}
         tensors["buffers"] = mapped(stack.buffers, batch.own)
+        tensors["server"] = {name: value for name, value in template.buffers.items() if name not in stack.buffers}
         if batch.is_ragged:
             tensors["mask"] = stack.mask(batch)
         found, first = None, next(iter(weights.values()))
         if can_record(first.device) and first.dtype == torch.float32:
+            bare = replace(in_any_round(template), received={}, payload={}, state={})
             found = self.graphs.replayed(
                 (id(template.model), template.exchange, batch.number == 0),
                 tensors,
-                partial(self._computed, in_any_round(template), any_after(batch.number)),
+                partial(self._computed, bare, any_after(batch.number)),
                 lambda: self._computed(template, batch.number, {**tensors, "buffers": _copies(tensors["buffers"])}),
+                is_compared=self.is_due,
             )
+            self.is_due &= found is None
         if found is None:
             found = self._computed(template, batch.number, tensors)
         for name, buffer in stack.buffers.items():
@@ -144,6 +154,7 @@ class Vectorised:
         """Gradients (a, ...) by name, losses (a,) and running statistics (a, ...), which are changed in place."""
         leaves = {name: value.detach().requires_grad_() for name, value in tensors["weights"].items()}
         arguments = {**tensors, "weights": leaves}
+        template = replace(template, buffers=arguments.pop("server"))
 
         def of_client(*flat: Tensor) -> Tensor:
             own = like(arguments, flat)
@@ -182,10 +193,14 @@ class ClosedForm:
     def __init__(self, features: Tensor, terms: Vectorised | None) -> None:
         """``features`` (n, d) are z of every row of the input table."""
         self._features = features
-        self._terms = terms
-        self.name = "cohort, gradients in closed form"
+        self._terms = self.by_autograd = terms
         self.padding: Padding | None = None if terms is None else terms.padding
         self.description = f"closed form, terms {self.padding}"
+
+    @property
+    def name(self) -> str:
+        """What the log calls it."""
+        return f"cohort, gradients in closed form{self._terms.graphs.told if self._terms else ''}"
 
     def __call__(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
         head = stack.tasks[0].model.head
@@ -296,6 +311,9 @@ def bytes_of_a_client(gradients: Vectorised | ClosedForm, tasks: Sequence[Client
 
 
 def budget(task: ClientTask) -> int:
-    """Bytes for the clients who train at once: ``MEMORY``, or half of an accelerator's own."""
+    """Bytes for the clients who train at once: ``MEMORY``, or a third of a card's own.
+
+    A graph keeps what a step saves as well.
+    """
     device = next(iter(task.received.values())).device
-    return torch.cuda.get_device_properties(device).total_memory // 2 if device.type == "cuda" else MEMORY
+    return torch.cuda.get_device_properties(device).total_memory // 3 if device.type == "cuda" else MEMORY

@@ -6,22 +6,25 @@ kernels of a step at once. They are those of the step itself, so the weights end
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from math import inf, isnan
+from math import inf, isnan, nan
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedbench.core.errors import Unworkable
 from fedbench.core.types import Tensors
 from fedbench.rounds.executors.stack import PerClient, flat_of, mapped
 
-IS_ON = True
-"""Whether steps are recorded at all; measurements say no."""
+IS_ON = os.environ.get("FEDBENCH_GRAPHS") != "0"
+"""Whether steps are recorded at all."""
 MOST = 32
 """The most graphs of a run. Each size of a batch has one, and clients end their epochs with batches of many sizes."""
-ROUNDING, CLOSE = 1e-5, 0.05
+ROUNDING, CLOSE = 1e-5, 1e-3
 """The largest differences, relative to the largest value, that are taken for sums in another order: of any step, and of
 one that is not the same twice by itself either."""
 
@@ -31,11 +34,11 @@ class OneClientOnly(Exception):
 
 
 class Changed(Exception):
-    """A replayed step gives something else than the step itself."""
+    """A replayed step gives something else than the step itself; the reason is to be told."""
 
 
 def can_record(device: torch.device) -> bool:
-    """Whether ``device`` has graphs."""
+    """Whether steps on ``device`` may be recorded."""
     return IS_ON and hasattr(torch.get_device_module(device), "CUDAGraph")
 
 
@@ -53,19 +56,19 @@ class Graphs:
         self.obstacle: Exception | None = None
         """Why nothing is recorded."""
 
+    def __len__(self) -> int:
+        return len(self._graphs)
+
     @property
     def told(self) -> str:
-        """What became of the steps, to be put behind the executor's name.
-
-        Records contain no message of Python or PyTorch.
-        """
+        """What became of the steps, in words of this package, to be put behind the executor's name."""
         if self.obstacle is None:
             return ", steps as graphs" if self._graphs else ""
         reason = "its step reads values back, draws numbers or copies from the CPU"
-        if isinstance(self.obstacle, OneClientOnly):
+        if isinstance(self.obstacle, OneClientOnly | Changed):
             reason = str(self.obstacle)
-        elif isinstance(self.obstacle, Changed):
-            reason = "its steps are not the same twice"
+        elif isinstance(self.obstacle, torch.OutOfMemoryError):
+            reason = "the card has too little memory for one"
         elif isinstance(self.obstacle, TypeError) and "mappingproxy" in str(self.obstacle):
             reason = "its loss changes what the client keeps"
         return f", no graphs: {reason}"
@@ -87,7 +90,8 @@ class Graphs:
         """What a graph of ``step`` gives for ``tensors``; None where there is none, or not yet.
 
         ``kind`` is what decides about the step beside the names and shapes of its tensors. ``alone`` is the step
-        itself. Raises Changed where ``is_compared`` shows that the graph's answer is another one.
+        itself. Raises Changed where ``is_compared`` shows that the graph's answer is another one, and Unworkable where
+        a recording that failed has left the device unusable.
         """
         if self.obstacle is not None:
             return None
@@ -95,15 +99,18 @@ class Graphs:
         graph = self._graphs.get(kind)
         if graph is not None:
             found = graph(tensors)
-            if is_compared:
-                _require_same(found, alone)
+            if is_compared and not _agree(found, alone):
+                raise Changed("its loss is not what it was when it was recorded")
             return found
         self._met[kind] += 1
         if self._met[kind] == 2 and len(self._graphs) < MOST:
             try:
                 graph = Graph(step, tensors, next(iter(self._graphs.values()), None))
-                _require_same(graph(tensors), alone)
+                if not _agree(graph(tensors), alone):
+                    raise Changed("its steps are not the same twice")
                 self._graphs[kind] = graph
+            except Unworkable:
+                raise
             except Exception as error:
                 # what is really wrong with the step, the step itself will say
                 self.stop(error)
@@ -132,8 +139,20 @@ class Graph:
             step(own)
         backend = torch.get_device_module(device)
         self._graph = backend.CUDAGraph()
-        with backend.graph(self._graph, pool=None if other is None else other._graph.pool()):
-            self._found = step(own)
+        # graphs that share memory are recorded on one stream, of the device of the tensors
+        self._stream: Any = backend.Stream(device) if other is None else other._stream
+        pool = None if other is None else other._graph.pool()
+        try:
+            # the current stream comes back even where ending the recording fails
+            as_before = backend.stream(backend.current_stream(device))
+            with backend.device(device), as_before, backend.graph(self._graph, pool=pool, stream=self._stream):
+                self._found = step(own)
+        except Exception as error:
+            _require_usable(device, error)
+            raise
+        for value in self._found.values():  # what a replay doesn't write shows
+            if value.is_floating_point():
+                value.fill_(nan)
 
     def __call__(self, tensors: PerClient) -> Tensors:
         """Copies of what the graph gives for ``tensors``, which stay as they are."""
@@ -162,17 +181,32 @@ class Graph:
 
 
 def _once(tensor: Tensor) -> Tensor:
-    """``tensor`` with a size of 1 where an axis repeats one value: a layout of its own may have other kernels."""
+    """``tensor`` with a size of 1 where an axis repeats one value, as in `Tensor.expand`.
+
+    A copy that repeats it as well is computed by the same kernels, and with the same rounding.
+    """
     for axis, stride in enumerate(tensor.stride()):
         tensor = tensor if stride else tensor.narrow(axis, 0, 1)
     return tensor
 
 
-def _require_same(found: Tensors, alone: Callable[[], Tensors]) -> None:
+def _require_usable(device: torch.device, error: Exception) -> None:
+    """Raise Unworkable where a recording that failed with ``error`` has left ``device`` in the midst of it."""
+    backend = torch.get_device_module(device)
+    try:
+        backend.synchronize(device)
+        backend.empty_cache()
+    except Exception:
+        raise Unworkable(
+            f"recording a local step as a CUDA graph failed ({type(error).__name__}), and the process can't go on; "
+            "set the environment variable FEDBENCH_GRAPHS=0, so that none is recorded."
+        ) from error
+
+
+def _agree(found: Tensors, alone: Callable[[], Tensors]) -> bool:
     wanted = alone()
     gap = _gap(found, wanted)
-    if gap > CLOSE or (gap > ROUNDING and _gap(alone(), wanted) == 0):
-        raise Changed
+    return gap <= ROUNDING or (gap <= CLOSE and _gap(alone(), wanted) > 0)
 
 
 def _gap(one: Tensors, other: Tensors) -> float:
@@ -181,8 +215,9 @@ def _gap(one: Tensors, other: Tensors) -> float:
         return inf
     gaps = [0.0]
     for name, tensor in other.items():
-        if not torch.equal(one[name], tensor):
-            gaps.append(float((one[name] - tensor).abs().max() / tensor.abs().max()))
+        pair = one[name].nan_to_num(), tensor.nan_to_num()  # a run that diverges says so itself
+        if not torch.equal(*pair):
+            gaps.append(float((pair[0] - pair[1]).abs().max() / pair[1].abs().max()))
     return inf if any(map(isnan, gaps)) else max(gaps)
 
 

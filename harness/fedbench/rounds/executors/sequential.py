@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from fedbench.rounds.executors.gradients import (
     shared_task,
     task_of,
 )
-from fedbench.rounds.executors.graphs import Changed, Graphs, OneClientOnly, can_record
+from fedbench.rounds.executors.graphs import Changed, Graphs, can_record
 from fedbench.rounds.executors.stack import PerClient
 
 
@@ -53,7 +53,8 @@ class Sequential:
 
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
         weight = next(iter(tasks[0].received.values()), None)
-        if weight is not None and can_record(weight.device):
+        is_refused = self._recording is not None and self._recording.graphs.obstacle is not None
+        if weight is not None and can_record(weight.device) and not is_refused:
             return self._train_recorded(tasks)
         if self.cores == 1 or len(tasks) == 1:
             return [train_client(task) for task in tasks]
@@ -62,12 +63,17 @@ class Sequential:
 
     def _train_recorded(self, tasks: Sequence[ClientTask]) -> list[Update]:
         recording = self._recording = self._recording or Recording(tasks[0].hooks)
-        recording.begin()
+        known = len(recording.graphs)
         before = [{method: dict(kept) for method, kept in task.state.items()} for task in tasks]
+        updates = []
         try:
-            updates = [train_client(replace(task, hooks=cast(Hooks, recording))) for task in tasks]
-        except Changed:
-            recording.graphs.stop(OneClientOnly("its loss is not what it was when it was recorded"))
+            for position, task in enumerate(tasks):
+                # a new graph is compared with a step of every client, later on with one of each exchange
+                is_new = len(recording.graphs) > known
+                recording.is_due = is_new or position == task.round % len(tasks)
+                updates.append(train_client(replace(task, hooks=cast(Hooks, recording))))
+        except Changed as error:
+            recording.graphs.stop(error)
             for task, state in zip(tasks, before, strict=True):
                 task.state.clear()
                 task.state.update(state)
@@ -86,24 +92,21 @@ class Recording:
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
-        self._is_due = True
         self.graphs = Graphs()
+        self.is_due = True
+        """Whether the next step that is replayed is compared with the step itself."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._hooks, name)
 
-    def begin(self) -> None:
-        """Compare the next step that is replayed, as one of every exchange."""
-        self._is_due = True
-
     def local_gradients(self, step: LocalStep) -> StepGradients:
         """The gradients of the step. Raises Changed where a graph's are not those of the step itself."""
         kind = id(step.model), step.task.exchange, step.number == 0, step.is_own, tuple(_learning(step))
-        recorded, alone = partial(_gradients_of, step, self._hooks), partial(self._alone, step)
-        found = self.graphs.replayed(kind, _tensors(step), recorded, alone, is_compared=self._is_due)
+        recorded, alone = partial(_gradients_of, _without_tensors(step, self._hooks)), partial(self._alone, step)
+        found = self.graphs.replayed(kind, _tensors(step), recorded, alone, is_compared=self.is_due)
         if found is None:
             return self._hooks.local_gradients(step=step)
-        self._is_due = False
+        self.is_due = False
         for name, value in step.buffers.items():
             value.copy_(found.pop(BUFFER + name))
         loss = found.pop(LOSS)
@@ -116,15 +119,29 @@ class Recording:
         return _named(self._hooks.local_gradients(step=own), buffers)
 
 
-def _gradients_of(like: LocalStep, hooks: Hooks, own: PerClient) -> Tensors:
-    """The gradients of a step ``like`` another in all but its tensors, which are ``own``."""
-    learning = _learning(like)
-    weights = {
-        n: w.detach().requires_grad_(is_on) for (n, w), is_on in zip(own["weights"].items(), learning, strict=True)
-    }
-    task = task_of(replace(in_any_round(shared_task(like.task)), hooks=hooks), own["client"])
-    step = LocalStep(weights, own["buffers"], batch_of(own["samples"]), task, any_after(like.number), like.is_own)
-    return _named(hooks.local_gradients(step=step), own["buffers"])
+@dataclass(frozen=True)
+class _Bare:
+    """What is left of a step without its tensors, which a graph would keep in memory."""
+
+    task: ClientTask
+    number: int
+    is_own: bool
+    learning: list[bool]
+    """Which of the weights are trained."""
+
+
+def _without_tensors(step: LocalStep, hooks: Hooks) -> _Bare:
+    task = replace(in_any_round(shared_task(step.task)), hooks=hooks, received={}, buffers={}, payload={}, state={})
+    return _Bare(task, any_after(step.number), step.is_own, _learning(step))
+
+
+def _gradients_of(bare: _Bare, own: PerClient) -> Tensors:
+    """The gradients of a step with the tensors ``own``."""
+    pairs = zip(own["weights"].items(), bare.learning, strict=True)
+    weights = {name: weight.detach().requires_grad_(is_trained) for (name, weight), is_trained in pairs}
+    task = task_of(bare.task, own["client"])
+    step = LocalStep(weights, own["buffers"], batch_of(own["samples"]), task, bare.number, bare.is_own)
+    return _named(task.hooks.local_gradients(step=step), own["buffers"])
 
 
 def _tensors(step: LocalStep) -> PerClient:

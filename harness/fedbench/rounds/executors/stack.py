@@ -290,9 +290,9 @@ def signature(task: ClientTask) -> tuple[object, ...]:
     sources = (task.inputs, *task.side.values())
     tables = tuple(id(one.images if isinstance(one, ImageInputs) else _table(one)) for one in sources)
     # what the server alone changes is one tensor for all of them
-    tables += tuple(id(value) for name, value in task.buffers.items() if name not in own)
+    of_server = tuple(id(value) for name, value in task.buffers.items() if name not in own)
     known = (task.labels is None, task.class_counts is None)
-    return (shapes, tuple(sorted(task.state)), tables, known)
+    return (shapes, tuple(sorted(task.state)), tables, known, of_server)
 
 
 def mapped(tensors: PerClient, function: Any) -> PerClient:

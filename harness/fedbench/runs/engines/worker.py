@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import gc
 import logging
 import multiprocessing
 import os
@@ -260,6 +261,7 @@ def _serve(pipe: Connection, settings: Settings, memory: int | None, card: int |
         changed = traces.changed()
         is_last = not is_well or bool(changed) or left <= 0 or not _comes_with_fedbench(work.spec)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            gc.collect()  # graphs refer to steps, and these to graphs
             torch.cuda.empty_cache()  # for runs of other workers
         _end_children()
         for stream in (sys.stdout, sys.stderr):
