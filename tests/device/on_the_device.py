@@ -16,19 +16,23 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.federation import Subset, TensorImages
 from fedbench.core.method.hooks import STEPS
 from fedbench.core.method.tasks import Hooks
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.registry import method_names, plugins_everywhere
+from fedbench.models.inputs import ImagesOnDevice
 from fedbench.rounds.executors import ExecutorName, cohort, graphs, sequential
 from fedbench.rounds.executors.stack import mapped
+from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate
 from fedbench.rounds.run import Run
 from fedbench.rounds.state import RunState, all_tensors, load_state, save_state
 from fedbench.runs import prepare
 from fedbench.runs.checkpoint import Checkpointing
 from fedbench.runs.job import run_spec
+from fedbench.scenarios.partitions.feature_skew import Joined
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from tests.device import pretend
 
@@ -169,6 +173,12 @@ def test_images_lie_there_once_and_are_augmented_there(augment: str) -> None:
     require_close(found, final_state(tiny_run(spec)))
 
 
+def everybody(spec: RunSpec, partition: str = "iid") -> RunSpec:
+    """``spec`` with all clients in every round, of one size with ``iid``."""
+    scenario = spec.scenario.model_copy(update={"partition": partition, "participation": 1.0})
+    return spec.model_copy(update={"scenario": scenario})
+
+
 def with_and_without_graphs(spec: RunSpec, executor: ExecutorName = "sequential") -> str:
     """The description of a run with graphs, which ends with the bits of one without."""
     run, plain = (tiny_run(on_device(spec), executor=executor) for _ in range(2))
@@ -234,9 +244,8 @@ def test_steps_of_all_clients_at_once_are_recorded(
 ) -> None:
     monkeypatch.setattr(cohort, "FEWER_ON_IMAGES", 0)
     spec = tiny_spec(method, backbone=backbone, rounds=3)
-    scenario = spec.scenario.model_copy(update={"partition": partition, "participation": 1.0})
     executor: ExecutorName = "auto" if method in ("promptfl", "clip-adapter") else "cohort"
-    told = with_and_without_graphs(spec.model_copy(update={"scenario": scenario}), executor)
+    told = with_and_without_graphs(everybody(spec, partition), executor)
     assert told == "cohort, steps as graphs"
 
 
@@ -246,6 +255,7 @@ import torch
 import fedbench.api as fb
 from fedbench.api import hookimpl
 from fedbench.toolkit.fedavg import cross_entropy
+from fedbench.toolkit.local_training import local_sgd
 
 class Tried(fb.Method[fb.NoParams]):
     """Tried."""
@@ -265,6 +275,12 @@ class Tried(fb.Method[fb.NoParams]):
         task.state["tried"] = {"trained": kept["trained"] + 1}
 
     @hookimpl
+    def local_train(self, task):
+        """Knows who trains."""
+        self.client = task.client
+        return local_sgd(task)
+
+    @hookimpl
     def local_loss(self, step):
         """Tried."""
         loss, inputs = cross_entropy(step), step.batch.inputs
@@ -273,11 +289,13 @@ class Tried(fb.Method[fb.NoParams]):
 LOSSES = {
     "loss * (1 + step.task.payload['scale'])": "steps as graphs",
     "loss * (2.0 if self.rounds > 1 else 1.0)": "no graphs: its loss is not what it was when it was recorded",
+    "loss * (1 + self.client)": "no graphs: its loss is not what it was when it was recorded",
     "loss + torch.rand((), device=inputs.device) * step.outputs.logits.mean()": "no graphs: its steps are not the same",
     "loss * float(step.outputs.logits.detach().mean())": "no graphs: its step reads values back",
     "loss * torch.tensor([2.0]).to(inputs.device)[0]": "no graphs: its step reads values back",
     "loss * step.task.client": "no graphs: its loss reads the task's client",
     "loss * (2 if step.number > 1 else 1)": "no graphs: its loss reads the task's number of the step",
+    "loss / (1 + step.task.round)": "no graphs: its loss reads the task's round",
     "loss * (2 if step.number == 0 else 1)": "steps as graphs",
 }
 
@@ -296,6 +314,64 @@ def test_a_graph_holds_pure_steps_and_the_reason_is_told_where_it_holds_none(
             assert told in run.executor.description
         else:
             assert told in with_and_without_graphs(spec)
+
+
+def test_a_loss_of_all_clients_at_once_that_changes_is_computed_without_graphs(tmp_path: Path) -> None:
+    file = tmp_path / "tried.py"
+    trains_itself = METHOD[
+        METHOD.index("    @hookimpl\n    def local_train") : METHOD.index("    @hookimpl\n    def local_loss")
+    ]
+    file.write_text(METHOD.replace(trains_itself, "").replace("LOSS", "loss * (2.0 if self.rounds > 2 else 1.0)"))
+    with plugins_everywhere([file]):
+        spec = everybody(tiny_spec("tried", backbone="clip:embedded", rounds=4, local_epochs=2))
+        told = with_and_without_graphs(spec, "auto")
+    assert told == "cohort, no graphs: its loss is not what it was when it was recorded"
+
+
+@pytest.mark.slow
+def test_buffers_that_the_server_changes_leave_plan_and_graphs() -> None:
+    spec = everybody(tiny_spec("flora", rounds=4)).model_copy(update={"params": {"clip-lora": {"dropout": 0.0}}})
+    run = tiny_run(on_device(spec), executor="cohort")
+    final_state(run)
+    assert len(run.executor._plans) == 2  # type: ignore[attr-defined]  # the server sends more from round 2 on
+    assert with_and_without_graphs(spec, "cohort") == "cohort, steps as graphs"
+
+
+def test_a_graph_that_does_nothing_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretend.CUDAGraph, "replay", lambda recorded: None)
+    told = with_and_without_graphs(tiny_spec("fedavg", rounds=2, local_epochs=2))
+    assert told.endswith("no graphs: its steps are not the same twice")
+
+
+def test_a_recording_that_fails_is_told_and_one_that_leaves_the_device_unusable_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(pretend, "_record", failing)
+    spec = tiny_spec("fedavg", rounds=2, local_epochs=2)
+    assert ", no graphs: " in with_and_without_graphs(spec)
+    monkeypatch.setattr(torch.get_device_module(pretend.NAME), "empty_cache", failing)
+    with pytest.raises(Unworkable, match="FEDBENCH_GRAPHS=0"):
+        final_state(tiny_run(on_device(spec), executor="sequential"))
+
+
+def test_held_out_clients_are_tuned_there() -> None:
+    spec = tiny_spec("fedavg", rounds=1, finetune_epochs=1)
+    spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"holdout_clients": 0.25})})
+    there, here = tiny_run(on_device(spec)), tiny_run(spec)
+    found, wanted = (finetuned_metrics(run, final_state(run)) for run in (there, here))
+    assert "finetuned_heldout_mean_client_accuracy" in wanted and found == pytest.approx(wanted, abs=10)
+
+
+def test_images_of_two_sources_lie_there() -> None:
+    first, second = (torch.randint(0, 255, (n, 3, 4, 4), dtype=torch.uint8) for n in (3, 2))
+    joined = Subset(Joined(TensorImages(first), TensorImages(second)), torch.tensor([4, 0, 3]))
+    there = ImagesOnDevice(pretend.device())(joined)
+    for index in (torch.tensor([0, 2, 1]), torch.tensor([1]), torch.tensor([0, 2, 1], device=pretend.device())):
+        read = there.read(index)
+        assert isinstance(read, pretend.PretendTensor) and torch.equal(read.cpu(), joined.read(index.cpu()))
 
 
 @pytest.mark.parametrize("forgotten", ["weights", "buffers", "samples", "client"])

@@ -15,7 +15,7 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.runs.engines import cards, engine, worker
-from fedbench.runs.engines.cards import CONTEXT, cards_for
+from fedbench.runs.engines.cards import CONTEXT, cards_for, require_devices
 from fedbench.runs.engines.engine import Policy, Processes, default_workers, execute
 from fedbench.runs.engines.events import RoundFinished, RunFailed, RunFinished, RunRetried, failure_of
 from fedbench.runs.engines.worker import Apart, OnCard, Seen, Work
@@ -218,7 +218,7 @@ def test_a_full_card_is_told_from_a_full_memory():
 )
 def test_cards_that_are_not_there_or_for_no_run_are_refused(device, devices, message):
     with pytest.raises(FedbenchError, match=message):
-        cards_for(runs(1, device), devices)
+        require_devices(runs(1, device), devices)
 
 
 def test_without_devices_all_cards_are_shared():

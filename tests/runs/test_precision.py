@@ -13,6 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from fedbench.cli.app import app
+from fedbench.core.arithmetic import float32_products
+from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.spec import RunSpec
 from fedbench.models.clip.backbone import ClipBackbone
@@ -143,3 +145,15 @@ def test_tf32_is_refused_where_there_is_none(tmp_path: Path) -> None:
     assert result.exit_code == 2
     said = "precision=tf32 is for CUDA alone, and the run is on device=cpu; set device=cuda, or precision=float32."
     assert said in " ".join(result.output.split())
+
+
+def test_newer_switches_of_torch_stay_and_are_refused_where_there_is_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mixed(self: object) -> bool:
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    monkeypatch.setattr(type(torch.backends.cudnn), "allow_tf32", property(mixed))
+    with float32_products("float32"):
+        pass
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(FedbenchError, match="fp32_precision"), float32_products("float32"):
+        pass

@@ -22,9 +22,9 @@ def float32_products(precision: str) -> Iterator[None]:
 
     By torch's default convolutions always may. The switches are of the whole process, of all its threads.
     """
-    cudnn = torch.backends.cudnn
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     try:
-        before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+        before = matmul.allow_tf32, cudnn.allow_tf32
     except RuntimeError:
         if torch.cuda.is_available():
             raise FedbenchError(
@@ -34,9 +34,7 @@ def float32_products(precision: str) -> Iterator[None]:
         yield
         return
     try:
-        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-        cudnn.allow_tf32 = precision == "tf32"
+        matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
         yield
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        cudnn.allow_tf32 = before[1]
+        matmul.allow_tf32, cudnn.allow_tf32 = before

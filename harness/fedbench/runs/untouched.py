@@ -154,7 +154,7 @@ class Traces:
         warnings.filters[:] = self._filters  # type: ignore[index]
         self._kept = [thing for thing in kept if thing is not None]
         with float32_products("float32"):
-            pass  # torch has two words for its default, and this leaves the one that a run leaves
+            pass  # torch has two names for its default, and now has the one that a run leaves
         self._state = _state()
         self._tensors = [(t, t._version, t.data_ptr(), _sample(t)) for t in _tensors_of(self._kept)]
 

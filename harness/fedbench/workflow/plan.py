@@ -12,7 +12,7 @@ from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.datasets.catalogue import card_of
-from fedbench.runs.engines.cards import cards_for
+from fedbench.runs.engines.cards import require_devices
 from fedbench.runs.inspection import Failed, Memory, Prepared, looks
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand, is_added, narrowed, text_of_added
@@ -150,7 +150,7 @@ def plan(
     data the catalogue has, or whose weights are published, may be absent from this machine. Each run is prepared in a
     worker process, unless ``in_process``.
     """
-    cards_for(specs, settings.devices)  # which refuses some
+    require_devices(specs, settings.devices)
     datasets = dict.fromkeys(spec.dataset for spec in specs)
     backbones = dict.fromkeys(spec.backbone for spec in specs)
     rows = [(spec,) for spec in {s.run_id: s for s in specs}.values()] if every_seed else rows_of(specs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -14,6 +14,7 @@ from fedbench.runs.engines import Engine
 from fedbench.runs.engines.cards import cards_for
 from fedbench.runs.engines.engine import InProcess, Processes, default_workers, execute
 from fedbench.runs.engines.events import RoundFinished, RunFailed
+from fedbench.runs.job import run_rounds
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
 from fedbench.tracking.recording import StoreUnavailable
@@ -208,15 +209,23 @@ def _command(selection: Selection, budget: Budget, name: str, wanted: Wanted) ->
 
 def _check_objectives(specs: Sequence[RunSpec], budget: Budget, settings: Settings) -> None:
     """Raise FedbenchError for an objective that some setting's runs don't have in their round 0."""
-    cards = cards_for(specs, settings.devices)
     for spec in {spec.setting: spec for spec in specs}.values():
-        engine = Processes(settings, 1, cards=cards)  # this process is to take no memory of a card
-        with closing(execute(trial_specs(spec, {}, budget)[:1], settings, 1, engine=engine)) as events:
-            first = next(event for event in events if isinstance(event, RoundFinished | RunFailed))
-        if isinstance(first, RunFailed):
-            raise FedbenchError(f"{spec.title}: {first.reason}")
+        metrics = _first_metrics(trial_specs(spec, {}, budget)[0], settings)
         for metric in budget.objectives:
-            Objective(metric).check(first.record.metrics)
+            Objective(metric).check(metrics)
+
+
+def _first_metrics(spec: RunSpec, settings: Settings) -> Mapping[str, float]:
+    """The metrics of the run's round 0; in a worker if it is on a card, of which this process takes no memory."""
+    if not spec.device.startswith("cuda"):
+        with closing(run_rounds(spec, settings)) as rounds:
+            return next(rounds).metrics
+    engine = Processes(settings, 1, cards=cards_for([spec], settings.devices))
+    with closing(execute([spec], settings, 1, engine=engine)) as events:
+        first = next(event for event in events if isinstance(event, RoundFinished | RunFailed))
+    if isinstance(first, RunFailed):
+        raise FedbenchError(f"{spec.title}: {first.reason}")
+    return first.record.metrics
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,10 @@ def visible_cards() -> int:
     return torch.cuda.device_count()
 
 
-def cards_for(specs: Sequence[RunSpec], devices: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
-    """`Cards` of these runs: with ``device=cuda`` the ``devices``, by default all, with ``device=cuda:1`` that one.
-
-    Raises FedbenchError for devices that are not there, and for some that no run would use.
-    """
+def require_devices(specs: Sequence[RunSpec], devices: Sequence[str]) -> None:
+    """Raise FedbenchError for ``devices`` that are not there, and for some that no run would use."""
     wanted = sorted({spec.device for spec in specs})
-    count = visible_cards() if "cuda" in wanted else 0
-    there = [f"cuda:{number}" for number in range(count)]
+    there = _there() if devices else []
     if devices and "cuda" not in wanted:
         raise FedbenchError(
             f"--devices {','.join(devices)} is for runs with device=cuda, and here device is {' and '.join(wanted)}; "
@@ -43,8 +39,18 @@ def cards_for(specs: Sequence[RunSpec], devices: Sequence[str] = ()) -> dict[str
         if device not in there:
             has = ", ".join(there) or "no CUDA device"
             raise FedbenchError(f"--devices: {device!r} is not there; torch sees {has} here.")
-    shared = [there.index(device) for device in devices or there]
+
+
+def cards_for(specs: Sequence[RunSpec], devices: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
+    """`Cards` of these runs: with ``device=cuda`` the ``devices``, by default all, with ``device=cuda:1`` that one."""
+    wanted = sorted({spec.device for spec in specs})
+    there = _there() if "cuda" in wanted else []
+    shared = [there.index(device) for device in devices or there] if there else []
     return {device: tuple(dict.fromkeys(shared)) if device == "cuda" else _named(device) for device in wanted}
+
+
+def _there() -> list[str]:
+    return [f"cuda:{number}" for number in range(visible_cards())]
 
 
 def places_of(cards: Cards) -> int:
