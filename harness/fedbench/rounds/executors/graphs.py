@@ -7,6 +7,7 @@ kernels of a step at once. They are those of the step itself, so the weights end
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -53,29 +54,22 @@ class Graphs:
     def __init__(self) -> None:
         self._graphs: dict[Hashable, Graph] = {}
         self._met: Counter[Hashable] = Counter()
-        self.obstacle: Exception | None = None
-        """Why nothing is recorded."""
+        self.obstacle = ""
+        """Why nothing is recorded, in words of this package."""
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     @property
     def told(self) -> str:
-        """What became of the steps, in words of this package, to be put behind the executor's name."""
-        if self.obstacle is None:
-            return ", steps as graphs" if self._graphs else ""
-        reason = "its step reads values back, draws numbers or copies from the CPU"
-        if isinstance(self.obstacle, OneClientOnly | Changed):
-            reason = str(self.obstacle)
-        elif isinstance(self.obstacle, torch.OutOfMemoryError):
-            reason = "the card has too little memory for one"
-        elif isinstance(self.obstacle, TypeError) and "mappingproxy" in str(self.obstacle):
-            reason = "its loss changes what the client keeps"
-        return f", no graphs: {reason}"
+        """What became of the steps, to be put behind the executor's name."""
+        if self.obstacle:
+            return f", no graphs: {self.obstacle}"
+        return ", steps as graphs" if self._graphs else ""
 
-    def stop(self, obstacle: Exception) -> None:
+    def stop(self, error: Exception) -> None:
         """Neither record nor replay from now on."""
-        self.obstacle = obstacle
+        self.obstacle = _in_words(error)
         self._graphs.clear()
 
     def replayed(
@@ -93,7 +87,7 @@ class Graphs:
         itself. Raises Changed where ``is_compared`` shows that the graph's answer is another one, and Unworkable where
         a recording that failed has left the device unusable.
         """
-        if self.obstacle is not None:
+        if self.obstacle:
             return None
         kind = kind, _names(tensors), tuple((tuple(t.shape), t.stride(), t.dtype) for t in flat_of(tensors))
         graph = self._graphs.get(kind)
@@ -190,6 +184,16 @@ def _once(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _in_words(error: Exception) -> str:
+    if isinstance(error, OneClientOnly | Changed):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the card has too little memory for one"
+    if isinstance(error, TypeError) and "mappingproxy" in str(error):
+        return "its loss changes what the client keeps"
+    return "its step reads values back, draws numbers or copies from the CPU"
+
+
 def _require_usable(device: torch.device, error: Exception) -> None:
     """Raise Unworkable where a recording that failed with ``error`` has left ``device`` in the midst of it."""
     backend = torch.get_device_module(device)
@@ -230,7 +234,9 @@ def _without_waiting(device: torch.device) -> Iterator[None]:
     """Within the block it is an error to wait for ``device``, as a graph cannot."""
     backend = torch.get_device_module(device)
     before = backend.get_sync_debug_mode()
-    backend.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it doesn't see every wait
+        backend.set_sync_debug_mode("error")
     try:
         yield
     finally:

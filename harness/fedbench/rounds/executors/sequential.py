@@ -53,7 +53,7 @@ class Sequential:
 
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
         weight = next(iter(tasks[0].received.values()), None)
-        is_refused = self._recording is not None and self._recording.graphs.obstacle is not None
+        is_refused = self._recording is not None and bool(self._recording.graphs.obstacle)
         if weight is not None and can_record(weight.device) and not is_refused:
             return self._train_recorded(tasks)
         if self.cores == 1 or len(tasks) == 1:
