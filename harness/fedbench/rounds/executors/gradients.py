@@ -20,16 +20,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedbench.core.method.tasks import ClientTask, LocalStep
 from fedbench.core.types import Batch, InputSource, LabelledBatch, Tensors, UnlabelledBatch
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds.executors.graphs import Graphs, OneClientOnly, can_record
+from fedbench.rounds.executors.graphs import Graphs, NoTerms, OneClientOnly, can_record
 from fedbench.rounds.executors.stack import PerClient, Stack, StackedBatch, flat_of, like, mapped, rows_of
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.toolkit.local_training import batches_of, step_loss
 
 Losses = Callable[[LocalStep], Tensor]
-
-
-class NoTerms(Exception):
-    """The methods that may add terms to the loss add none in this step."""
 
 
 class Missing:

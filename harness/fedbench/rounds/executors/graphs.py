@@ -34,6 +34,10 @@ class OneClientOnly(Exception):
     """A step reads something that is known of one client or step alone."""
 
 
+class NoTerms(Exception):
+    """The methods that may add terms to the loss add none in this step."""
+
+
 class Changed(Exception):
     """A replayed step gives something else than the step itself; the reason is to be told."""
 
@@ -103,7 +107,7 @@ class Graphs:
                 if not _agree(graph(tensors), alone):
                     raise Changed("its steps are not the same twice")
                 self._graphs[kind] = graph
-            except Unworkable:
+            except (Unworkable, NoTerms):
                 raise
             except Exception as error:
                 # what is really wrong with the step, the step itself will say
