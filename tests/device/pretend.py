@@ -98,12 +98,8 @@ class CUDAGraph:
     def __init__(self) -> None:
         self.steps: list[tuple[Any, Any, Any, Any]] = []
         """An operation, its arguments and what it gave."""
-        self.is_empty = False
-        """Whether it does nothing, as one that was recorded on another stream."""
 
     def replay(self) -> None:
-        if self.is_empty:
-            return
         for operation, args, kwargs, given in self.steps:
             found = operation(*args, **kwargs)
             for old, new in zip(tree_leaves(given), tree_leaves(found), strict=True):
@@ -201,7 +197,7 @@ def _carried_out(operation: Any, *args: Any, **kwargs: Any) -> Any:
     lowered = _lowered(args), _lowered(kwargs)
     result = operation(*lowered[0], **lowered[1])
     if _recording and target.type == NAME:
-        _record(operation, ours, others, *lowered, result)
+        _record(operation, others, *lowered, result)
 
     def raised(value: Any) -> Any:
         if not isinstance(value, Tensor) or id(value) in by_raw:
@@ -211,7 +207,7 @@ def _carried_out(operation: Any, *args: Any, **kwargs: Any) -> Any:
     return tree_map(raised, result)
 
 
-def _record(operation: Any, ours: list[Any], others: list[Tensor], args: Any, kwargs: Any, result: Any) -> None:
+def _record(operation: Any, others: list[Tensor], args: Any, kwargs: Any, result: Any) -> None:
     if kwargs.get("generator") is not None:
         raise RuntimeError("a graph is recorded, and cannot draw from this generator")
     fixed = {id(tensor): tensor.clone() for tensor in others}  # what CUDA is given by value

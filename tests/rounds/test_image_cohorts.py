@@ -130,10 +130,15 @@ def test_methods_end_where_they_end_one_after_another(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "backbone"),
-    [("fedavg", "convnet"), ("vpt", "clip:embedded"), ("fedprox", "clip:embedded"), ("promptfl", "clip:embedded")],
+    ("method", "backbone", "gap"),
+    [
+        ("fedavg", "convnet", 0.02),
+        ("vpt", "clip:embedded", 0.02),
+        ("fedprox", "clip:embedded", 0.04),  # samples are computed one by one, and rounded otherwise
+        ("promptfl", "clip:embedded", 0.02),
+    ],
 )
-def test_half_precision_is_the_steps_under_both_executors(method: str, backbone: str) -> None:
+def test_half_precision_is_the_steps_under_both_executors(method: str, backbone: str, gap: float) -> None:
     at_once, alone, precise = (
         run_of(method, backbone, executor=executor, precision=precision)
         for executor, precision in (("cohort", "bfloat16"), ("sequential", "bfloat16"), ("sequential", "float32"))
@@ -141,7 +146,7 @@ def test_half_precision_is_the_steps_under_both_executors(method: str, backbone:
     found, wanted, other = (final_state(run).weights for run in (at_once, alone, precise))
     assert at_once.executor.description == "cohort"
     for name, value in wanted.items():
-        assert (found[name] - value).abs().max() <= 0.04 * value.abs().max(), name
+        assert (found[name] - value).abs().max() <= gap * value.abs().max(), name
         assert not torch.equal(value, other[name]), name
 
 

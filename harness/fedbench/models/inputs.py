@@ -194,12 +194,10 @@ class FeatureInputs:
         return FeatureInputs(self.features, self.rows_of(indices))
 
     def resident(self) -> FeatureInputs:
-        """With the indices beside the table."""
-        return (
-            self
-            if self.rows is None
-            else FeatureInputs(self.features, self.rows.to(self.features.device), self.is_image)
-        )
+        """The same samples, with their indices on the table's device."""
+        if self.rows is None:
+            return self
+        return FeatureInputs(self.features, self.rows.to(self.features.device), self.is_image)
 
     def rows_of(self, indices: Tensor) -> Tensor:
         """The table's rows of the samples at ``indices`` (b,), int64 (b,)."""
