@@ -217,15 +217,11 @@ def main(arguments: Sequence[str] | None = None, blocks: Sequence[Sequence[Item]
     parser.add_argument("--dry-run", action="store_true", help="run nothing: the list, and the commands that are left")
     given = parser.parse_args(arguments)
     ends = time.monotonic() + 60 * given.minutes
-    place, here = given.folder / "place", str(given.folder.resolve())
-    if place.exists() and place.read_text() != here:
-        parser.error(f"{here} was made at {place.read_text()}, where its store would write; put it there again")
     queue, fine = Queue(given.folder, given.data, given.device, blocks), True
     if given.dry_run:
         print("\n".join(queue.command(item, seed) for item, seed in queue.left()))
     else:
         given.folder.mkdir(parents=True, exist_ok=True)
-        place.write_text(here)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the commands, too
         with suppress(KeyboardInterrupt):
             fine = queue.carry_out(lambda: time.monotonic() >= ends, given.jobs)

@@ -50,13 +50,6 @@ def test_a_dry_run_shows_the_first_seed_of_a_block_before_the_next(blocks, tmp_p
     assert table.count("| never run |") == 3 and "9 runs are left." in table
 
 
-def test_a_folder_at_another_path_is_refused(blocks, tmp_path, capsys):
-    (tmp_path / "place").write_text("/elsewhere")
-    with pytest.raises(SystemExit):
-        paper.main(["--dry-run", "--device", "cpu", "--folder", str(tmp_path)], blocks)
-    assert "was made at /elsewhere" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_runs_that_the_time_cuts_short_go_on_to_the_same_numbers(blocks, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(paper, "SEEDS", (0,))

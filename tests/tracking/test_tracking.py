@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ from fedbench.toolkit.local_training import local_sgd
 from fedbench.tracking import artifacts, recording, store
 from fedbench.tracking import listener as tracking
 from fedbench.tracking.listener import Tracking
-from fedbench.tracking.read import Origin, open_reader, stored_runs
+from fedbench.tracking.read import FolderReader, Origin, open_reader, stored_runs
 from fedbench.tracking.recording import Invocation, metric_name
 from fedbench.tracking.schema import SEAL, check_rounds, local_artifacts, read_record, read_rounds, store_uri
 from fedbench.tracking.store import ui_command
@@ -601,6 +602,31 @@ def test_the_files_of_a_run_hold_what_mlflow_holds(uri: str, monkeypatch: pytest
     for run in (parent_of(uri, "files"),):
         folder = local_artifacts(uri, run)
         assert folder is not None and read_record(folder / "run.json").data.tags.items() <= run.data.tags.items()
+
+
+def test_a_store_that_was_copied_is_written_where_it_lies(tmp_path: Path) -> None:
+    def command_with_a_run(seed: int) -> None:
+        play(listener := Tracking(uri, "apart", replace(asked(1), suite_text=f"seed: {seed}")), spec(seed=seed))
+        board.mkdir(exist_ok=True)
+        (board / "index.html").write_text(f"seed {seed}")
+        recording.record_board(uri, listener.command, board, {}, "")
+
+    board, uri = tmp_path / "board", store_uri(str(tmp_path / "first"))
+    command_with_a_run(0)
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "first").rglob("*")}
+    uri = store_uri(str(tmp_path / "second"))
+    command_with_a_run(1)
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "first").rglob("*")} == before
+    client, reader = store.open_store(uri, create=False), open_reader(uri)
+    assert client is not None and isinstance(reader, FolderReader)
+    assert sorted(run.data.params["seed"] for _, run in reader.runs("apart")) == ["0", "1"]
+    for seed, (_, run) in enumerate(sorted(store.runs_of(client, "apart"), key=lambda one: one[1].data.params["seed"])):
+        here = tmp_path / "second" / "artifacts" / "apart"
+        assert local_artifacts(uri, run) == here / run.info.run_id / "artifacts"
+        command = here / run.data.tags["mlflow.parentRunId"] / "artifacts"
+        assert (command / "suite.yaml").read_text() == f"seed: {seed}"
+        assert (command / "leaderboard" / "index.html").read_text() == f"seed {seed}"
 
 
 @pytest.mark.parametrize("name", ["class_accuracy/cat", "domain_accuracy/real photo", "head_accuracy", "a/b/c.d-e"])

@@ -25,6 +25,7 @@ from fedbench.tracking.read import Origin, why_again
 from fedbench.tracking.recording import (
     CLAIMS,
     NOTE,
+    SUITE,
     CommandRun,
     Invocation,
     Patience,
@@ -55,7 +56,7 @@ from fedbench.tracking.schema import (
     seal_of,
     write_record,
 )
-from fedbench.tracking.store import experiment_of, open_store, run_folders
+from fedbench.tracking.store import experiment_of, open_store, put_files, run_folders
 from fedbench.tracking.tags import (
     code_tags,
     described_by,
@@ -314,7 +315,11 @@ class Tracking:
         times = int(run.began * 1000), int(time.time() * 1000)
         return StoredRun(StoredInfo(run.id, self._experiment, status, *times), run.data)
 
-    def _keep(self, run: str) -> None:
-        """Write the record of a run that is none of the open ones, as MLflow has it."""
+    def _keep(self, run: str, suite: str = "") -> None:
+        """Write the record of a run that is none of the open ones, as MLflow has it, and the text of the ``suite``."""
+        if suite:
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, SUITE).write_text(suite, encoding="utf-8")
+                self._patience.insist(put_files, self._client, self._folders, run, Path(folder))
         if self._folders is not None:
             self._patience.insist(write_record, self._files(run), self._client.get_run(run))

@@ -30,7 +30,7 @@ from fedbench.runs.engines.claims import Claims
 from fedbench.tracking.databases import masked, shown
 from fedbench.tracking.read import open_reader
 from fedbench.tracking.schema import INVOCATION, KIND
-from fedbench.tracking.store import open_store
+from fedbench.tracking.store import open_store, put_files, run_folders
 from fedbench.tracking.tags import command_code_tags
 
 # isort: split
@@ -298,14 +298,14 @@ class CommandRun:
         self,
         client: MlflowClient,
         experiment: str,
-        keep: Callable[[str], None],
+        keep: Callable[..., None],
         suite: str,
         invocation: Invocation | None,
         claims: Claims | None,
         provenance: Mapping[str, str],
         codes: Codes,
     ) -> None:
-        """``keep`` hears of runs, by MLflow's ids, that have begun or ended.
+        """``keep`` hears of runs, by MLflow's ids, that have begun, with the text of the suite, or ended.
 
         With ``claims``, runs of commands that were killed are marked KILLED as soon as this one begins.
         """
@@ -380,9 +380,7 @@ class CommandRun:
             self._claims.hold(self._claim)
         name = invocation.name(self._suite, datetime.now())
         self._id = self.begun = begin_run(self._client, self._experiment, name, tags)
-        if invocation.suite_text:
-            self._client.log_text(self._id, invocation.suite_text, SUITE)
-        self._keep(self._id)
+        self._keep(self._id, invocation.suite_text)
 
     def _tell(self) -> None:
         """How many runs ended so far, now and then; with the last one, the command's run ends."""
@@ -417,7 +415,8 @@ def record_board(uri: str, command: str, files: Path, metrics: Mapping[str, floa
     """Store what is in the folder ``files`` with the run of ``command``, and the ``metrics`` of the rows ``best``."""
     client = open_store(uri, create=False)
     if client is not None:
-        client.log_artifacts(command, str(files), BOARD)
+        folders = run_folders(client, uri, client.get_run(command).info.experiment_id)
+        put_files(client, folders, command, files, BOARD)
         log(client, command, metrics_at(metrics, 0), tags={BEST: best})
         reader = open_reader(uri)
         if reader is not None:

@@ -127,8 +127,8 @@ def folder_at(address: str) -> Path | None:
 def local_artifacts(uri: str, run: Run) -> Path | None:
     """The folder of the run's artifacts on this disk; None where they are elsewhere, for the client to download.
 
-    MLflow records where they were written. Of a store that was moved or copied since, they are where `experiment_of`
-    puts them, beside the database. Raises FedbenchError where they are neither there nor where they were.
+    They are beside the store's database, wherever that is by now, or where MLflow has recorded that they were written.
+    Raises FedbenchError where they are in neither place.
     """
     was = folder_at(run.info.artifact_uri)
     if was is None:
@@ -136,7 +136,7 @@ def local_artifacts(uri: str, run: Run) -> Path | None:
     database = database_of(uri)
     # <folder of the experiment>/<run>/artifacts
     beside = None if database is None else database.parent.joinpath("artifacts", *was.parts[-3:])
-    for place in (was, beside):
+    for place in (beside, was):
         if place is not None and place.is_dir():
             return place
     here = "" if beside is None else f", nor in {str(beside)!r}"

@@ -37,11 +37,8 @@ from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SQLITE, check
 _PAGE = 1000
 _TABLES_SECONDS = 120
 """For which another process may take to make the tables of a database."""
-_FILES, _COMPLETE, _ELSEWHERE = "fedbench.files", "complete", "elsewhere"
-"""Tag of an experiment: whether every run of it that has ended has its ``run.json`` in the folder beside the database.
-
-Not so where the store was moved and then written: MLflow goes on to put files where the store was.
-"""
+_FILES, _COMPLETE = "fedbench.files", "complete"
+"""Tag of an experiment: every run of it that has ended has its ``run.json`` in the folder beside the database."""
 _MEMORY = Path("/dev/shm")
 """A folder in memory, where the system has one."""
 _PAGE_VIEW = {
@@ -129,19 +126,22 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
 
 
 def run_folders(client: MlflowClient, uri: str, experiment: str) -> Path | None:
-    """The folder with a folder for each run of the experiment, for who writes files there; None where MLflow has to.
+    """The folder with a folder for each run of the experiment, for who writes files there; None where MLflow has to."""
+    return files_folder(uri, client.get_experiment(experiment))
 
-    That is so where they are not beside the store's database, which is noted in the store for those who read it.
+
+def put_files(client: MlflowClient, folders: Path | None, run: str, files: Path, below: str = "") -> None:
+    """Copy the folder ``files`` to the run's artifacts, into the folder ``below``; ``folders`` as `run_folders` says.
+
+    MLflow would write where the store was made, which a store that was moved or copied has left.
     """
-    described = client.get_experiment(experiment)
-    folder = files_folder(uri, described)
-    if folder is None:
-        return None
-    location = folder_at(described.artifact_location)
-    if location is not None and location.resolve() == folder.resolve():
-        return folder
-    client.set_experiment_tag(experiment, _FILES, _ELSEWHERE)
-    return None
+    if folders is None:
+        client.log_artifacts(run, str(files), below or None)
+        return
+    for file in filter(Path.is_file, files.rglob("*")):
+        copy = folders / run / "artifacts" / below / file.relative_to(files)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
 
 
 def files_folder(uri: str, experiment: Experiment) -> Path | None:

@@ -33,7 +33,7 @@ from fedbench.tracking.schema import (
     store_uri,
     write_record,
 )
-from fedbench.tracking.store import experiment_of, open_store, run_folders, runs_of
+from fedbench.tracking.store import experiment_of, open_store, put_files, run_folders, runs_of
 from fedbench.tracking.tags import RunTags
 from fedbench_boards.exchange.checks import Checked, check_alike
 from fedbench_boards.exchange.folder import Environment, differing, finals, named, write_manifest
@@ -163,10 +163,11 @@ def _copy(source: _OpenStore, run: Run, store: _OpenStore, parent: str) -> str:
         log(target, made, [point for history in histories for point in history], run.data.params)
         if run.inputs is not None and run.inputs.dataset_inputs:
             target.log_inputs(made, datasets=run.inputs.dataset_inputs)
-        _copy_files(source, run, target, made)
+        folders = run_folders(target, uri, experiment)
+        _copy_files(source, run, target, folders, made)
         log(target, made, tags=seal)
         target.set_terminated(made, run.info.status, run.info.end_time)
-        _write_record(target, uri, made, run_folders(target, uri, experiment))
+        _write_record(target, uri, made, folders)
     except BaseException:
         target.delete_run(made)
         raise
@@ -183,7 +184,7 @@ def _write_record(target: MlflowClient, uri: str, made: str, folders: Path | Non
             target.log_artifact(made, str(Path(temporary) / RECORD))
 
 
-def _copy_files(source: _OpenStore, run: Run, target: MlflowClient, made: str) -> None:
+def _copy_files(source: _OpenStore, run: Run, target: MlflowClient, folders: Path | None, made: str) -> None:
     if database_of(source.uri) is not None:
         try:
             folder = local_artifacts(source.uri, run)
@@ -193,12 +194,12 @@ def _copy_files(source: _OpenStore, run: Run, target: MlflowClient, made: str) -
             return  # a command, or a run that failed, may have none
         if folder is not None:
             check_rounds(folder / ROUNDS, run.data.tags)
-            target.log_artifacts(made, str(folder))
+            put_files(target, folders, made, folder)
             return
     with tempfile.TemporaryDirectory() as temporary:
         downloaded = source.client.download_artifacts(run.info.run_id, "", temporary)
         check_rounds(Path(downloaded) / ROUNDS, run.data.tags)
-        target.log_artifacts(made, downloaded)
+        put_files(target, folders, made, Path(downloaded))
 
 
 def join(folders: Sequence[Checked], into: Path) -> int:
