@@ -18,7 +18,13 @@ import pytest
 import fedbench.runs.prepare
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
+from fedbench.core.method.base import NoParams
+from fedbench.datasets import load_dataset
 from fedbench.datasets.classnames import read_words
+from fedbench.models import image_size_of, load_backbone
+from fedbench.models.text.vectors import text_vectors
+from fedbench.scenarios.partitions.existing import FromTable
+from fedbench.scenarios.partitions.hierarchy import Pachinko, PachinkoParams
 from fedbench.tracking import databases as masking
 from fedbench.tracking import store
 from fedbench.tracking.databases import check_server, checked_uri, masked, shown
@@ -41,6 +47,24 @@ def test_a_folder_that_cannot_be_is_refused(folder: str) -> None:
         store_uri(folder)
     with pytest.raises(FedbenchError, match="^--storage "):
         storage_url(f"{folder}/studies.db", "sqlite:///x/mlflow.db")
+
+
+@pytest.mark.parametrize("path", ["~nobodyx/y", "x" * 300])
+def test_data_and_weights_at_a_path_that_cannot_be_are_refused(path: str) -> None:
+    here = Path()
+    for form in ("imagefolder:{}", "hf:{}", "csv:{}", "listfile:{}", "leaf:{}"):
+        with pytest.raises(FedbenchError, match="cannot be looked up: "):
+            load_dataset(form.format(path), data_dir=here, cache_dir=here / "cache")
+    of_weights = ("clip:ViT-B-32@{}.pt", "clip:local-dir:{}", "timm:resnet18@{}.pth", "resnet18?weights={}.pth")
+    for form in of_weights:
+        with pytest.raises(FedbenchError, match="cannot be looked up: "):
+            load_backbone(form.format(path), data_dir=here, seed=0)
+    assert image_size_of(f"clip:local-dir:{path}") is None
+    with pytest.raises(FedbenchError, match="cannot be looked up: "):
+        text_vectors(f"glove:{path}", ("cat",), ("{}",), 0)
+    for partition, location in ((FromTable(NoParams()), path), (Pachinko(PachinkoParams(coarse=path)), "")):
+        with pytest.raises(FedbenchError, match="cannot be looked up: "):
+            partition.digest(location)
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file:x?mode=memory&uri=true"])

@@ -194,7 +194,11 @@ def test_an_image_folder_with_a_clients_table(tmp_path: Path) -> None:
     # of the test images none may have a client, but not some
     (tmp_path / "who.csv").write_text("\n".join(line for line in lines if not line.startswith("test")))
     assert build_federation(loaded(name, tmp_path), Scenario(partition="natural"), 0).clients[0].test_indices is None
-    for kept, message in ((lines[:-1], "names no client of the image"), (["path,who", "a,b"], "needs path and client")):
+    for kept, message in (
+        (lines[:-1], "names no client of the image"),
+        (["path,who", "a,b"], "needs path and client"),
+        ([*lines, "train/cat/0.png,farm"], "names the image 'train/cat/0.png' twice"),
+    ):
         (tmp_path / "who.csv").write_text("\n".join(kept))
         with pytest.raises(FedbenchError, match=message):
             loaded(name, tmp_path)
@@ -228,6 +232,9 @@ def test_a_wrong_csv_is_named_with_its_line(text: str, message: str, tmp_path: P
         ('{"users": ["a"]}', "no 'user_data'"),
         ('{"users": ["a"], "user_data": {"a": {"x": [[0.5]], "y": [1, 2]}}}', "1 images and 2 labels"),
         ('{"users": ["a"], "user_data": {"a": {"x": [[0.5]], "y": [1]}}}', "does not have 784 pixels"),
+        ('{"users": ["a"], "user_data": {"a": {"x": [{}], "y": [1]}}}', "is no file of LEAF's FEMNIST"),
+        ('{"users": ["a"], "user_data": {"a": {"x": [[' + "2," * 783 + '0]], "y": [1]}}}', "pixels outside 0 to 1"),
+        ('{"users": ["a"], "user_data": {"a": {"x": [[' + "1," * 783 + '0]], "y": [Infinity]}}}', "is no file of LEAF"),
     ],
 )
 def test_a_damaged_leaf_folder_is_named(content: str, message: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import torch
 from PIL import Image
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.federation import Dataset, TensorImages
+from fedbench.core.federation import Dataset, Split, TensorImages
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
 from fedbench.datasets import cache, content, dataset_names, load_dataset
@@ -313,7 +314,7 @@ def test_tiny_imagenet_labels_its_validation_images_in_a_file(load, tmp_path):
     picture(20).save(root / "val" / "images" / "val_0.png")
     picture(21).save(root / "test" / "images" / "test_0.png")
     (root / "val" / "val_annotations.txt").write_text("val_0.png\tn02\t0\t0\t1\t1\n")
-    (root / "words.txt").write_text("n01\tgoldfish, Carassius auratus\nn02\ttabby cat\nn03\tother\n")
+    (root / "words.txt").write_bytes(b"n01\tgoldfish, Carassius auratus\nn02\ttabby cat\nn03\tcaf\xe9\n")
     data = load("imagefolder:tiny")
     assert data.classnames == ("goldfish", "tabby cat") and data.test.labels.tolist() == [1]
 
@@ -411,6 +412,27 @@ def test_every_colour_mode_becomes_three_channels(mode):
     file = io.BytesIO()
     picture(0, mode=mode).save(file, "PNG")
     assert content.decode(file.getvalue(), "x", (10, 12)).shape == (3, 10, 12)
+
+
+@pytest.mark.parametrize(("values", "ending"), [(np.uint16, "png"), (np.int32, "tiff"), (np.float32, "tiff")])
+def test_more_than_8_bits_a_pixel_are_refused_not_cut_off(load, tmp_path, values, ending):
+    (tmp_path / "d" / "x" / "grey").mkdir(parents=True)
+    Image.fromarray(np.linspace(0, 60_000, 120).reshape(10, 12).astype(values)).save(f"{tmp_path}/d/x/grey/0.{ending}")
+    assert f"0.{ending}' can't be decoded (16 or 32 bits a pixel, only 8 are read" in error_of(load, "imagefolder:d")
+
+
+@pytest.mark.parametrize(
+    ("pixels", "labels", "says"),
+    [
+        (torch.rand(2, 3, 8, 8), torch.tensor([0, 1]), "images of the shape (3, 8, 8) and the type torch.float32"),
+        (torch.zeros(2, 8, 8, 3, dtype=torch.uint8), torch.tensor([0, 1]), "images of the shape (8, 8, 3)"),
+        (torch.zeros(2, 3, 8, dtype=torch.uint8), torch.tensor([0, 1]), "images of the shape (3, 8)"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0.0, 1.0]), "labels of the type torch.float32"),
+    ],
+)
+def test_an_own_data_set_of_another_type_is_refused(pixels, labels, says):
+    with pytest.raises(FedbenchError, match=re.escape(says)):
+        content.dataset("mine", ("cat", "dog"), Split(TensorImages(pixels), labels), None)
 
 
 def test_formats_that_start_other_programs_are_not_opened():
@@ -553,6 +575,8 @@ def test_list_files_by_name_with_another_root_and_groups(load, tmp_path):
     assert data.train.images.read(torch.tensor([0])).shape == (1, 3, 16, 16)
     (lists / "groups.json").write_text('{"many": [5]}')
     assert "labels go from 0 to 1" in error_of(load, "listfile:lists?root=lt")
+    (lists / "groups.json").write_text('{"many": [1], "few": [0, 1]}')
+    assert "a label is listed twice" in error_of(load, "listfile:lists?root=lt")
 
 
 @pytest.mark.parametrize(
@@ -619,6 +643,7 @@ def test_parquet_domains_by_class_label_and_by_string(load, tmp_path):
     assert data.classnames == ("photo", "sketch")
     assert "did you mean 'style'" in error_of(load, "hf:pets?domain=styl")
     assert "column 'label' holds no images" in error_of(load, "hf:pets?image=label&label=style")
+    assert "holds no class labels, no strings and no whole numbers" in error_of(load, "hf:pets?label=img")
 
 
 def test_string_labels_are_classes_when_chosen(load, tmp_path):

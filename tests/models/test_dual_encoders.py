@@ -404,6 +404,17 @@ def test_a_folder_of_open_clip_is_a_backbone(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.encode_text(["a ship"]), given.encode_text(["a ship"]))
     with pytest.raises(FedbenchError, match="write 'clip:local-dir:FOLDER'"):
         load_backbone(f"clip:local-dir:{tmp_path / 'none'}", data_dir=tmp_path, seed=0)
+    wrong = {"model_cfg": model, "preprocess_cfg": {**shown, "resize_mode": "longest"}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(wrong))
+    with pytest.raises(FedbenchError, match="its resize_mode 'longest' pads images"):
+        load_backbone(name, data_dir=tmp_path, seed=0)
+    oblong = {**model, "vision_cfg": {**vision, "image_size": [SIZE, 8]}}
+    for damaged in ("{", "[]", "{}", json.dumps({"model_cfg": oblong, "preprocess_cfg": shown})):
+        (tmp_path / "open_clip_config.json").write_text(damaged)
+        assert image_size_of(name) is None
+        with pytest.raises(FedbenchError, match=r"backbone '.*' (can't be loaded|takes images of)"):
+            load_backbone(name, data_dir=tmp_path, seed=0)
+    assert image_size_of("clip:hf-hub:a/b/c") is None
 
 
 def test_images_are_prepared_as_transformers_says(tmp_path: Path) -> None:
@@ -427,6 +438,9 @@ def test_images_are_prepared_as_transformers_says(tmp_path: Path) -> None:
     torch.testing.assert_close(cut(image), expected)
     for wrong in ({"size": {"shortest_edge": 8}}, {**square, "do_resize": False}, {**square, "resample": 0}):
         with pytest.raises(FedbenchError, match="no fixed square size"):
+            transform_of({**square, **wrong}, kinds["clip"], "b")
+    for wrong in ({"image_mean": None}, {"resample": None}, {"rescale_factor": "x"}):
+        with pytest.raises(FedbenchError, match="its preprocessor_config.json can't be used"):
             transform_of({**square, **wrong}, kinds["clip"], "b")
 
 

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from fedbench.core.errors import FedbenchError
 from fedbench.models import image_size_of, load_backbone
-from fedbench.models.cnn.pretrained import PretrainedNetwork
+from fedbench.models.cnn.pretrained import PretrainedNetwork, _transform_of
+from fedbench.models.names import parse_backbone
 from fedbench.models.photos.lite0_minilm import LITE0
 from fedbench.rounds.loop import evaluate
 from fedbench.runs.prepare import Settings, prepare
@@ -57,6 +59,21 @@ def test_a_file_of_timm_is_loaded_as_timm_does(weights: Path) -> None:
     smaller = loaded(f"timm:resnet10t@{weights}?resize=64")
     assert smaller.transform.size == 64 and smaller.weights_hash == found.weights_hash
     assert smaller.image_encoder().key != found.image_encoder().key
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("crop", ["center", "squash"])
+def test_images_are_cut_as_timm_does(crop: str) -> None:
+    network = timm.create_model("resnet10t", num_classes=0)
+    network.pretrained_cfg = {**network.pretrained_cfg, "crop_mode": crop, "crop_pct": 0.9}
+    made = _transform_of(network, parse_backbone("timm:resnet10t@FILE"))
+    pixels = torch.randint(0, 256, (3, 300, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    config = timm.data.resolve_model_data_config(network)
+    expected = timm.data.create_transform(**config)(Image.fromarray(pixels.permute(1, 2, 0).numpy()))
+    assert (made(pixels[None])[0] - expected).abs().mean() < 0.02
+    network.pretrained_cfg["crop_mode"] = "border"
+    with pytest.raises(FedbenchError, match=r"timm pads its images, .* add \?resize=SIZE"):
+        _transform_of(network, parse_backbone("timm:resnet10t@FILE"))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.method.base import NoParams
 from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.spec import RunSpec
+from fedbench.kinds.kinds import TextEncoder, TextRequest
+from fedbench.kinds.registry import own_plugins
 from fedbench.models import weight_files
 from fedbench.models.clip.backbone import class_vectors
 from fedbench.models.text.classifier import text_tower
@@ -99,6 +102,17 @@ def siglip(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         torch.default_generator.manual_seed(0)
         model(config(text_config=text, vision_config=shape)).save_pretrained(folder)
     return folder
+
+
+def test_vectors_of_a_plug_in_become_float32() -> None:
+    class Wide(TextEncoder[NoParams]):
+        name = "wide"
+
+        def vectors(self, request: TextRequest) -> Tensor:
+            return torch.eye(len(request.classnames), dtype=torch.float64)
+
+    with own_plugins({("text encoder", "wide"): Wide}):
+        assert torch.equal(text_vectors("wide", CLASSES, ("{}",), seed=0), torch.eye(2, dtype=torch.float32))
 
 
 def test_texts_for_siglip_are_padded_to_full_length_without_a_mask(siglip: Path) -> None:

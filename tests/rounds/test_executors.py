@@ -500,7 +500,7 @@ def test_resident_images_are_the_same_images_in_the_same_order(indices):
     inputs = ImageInputs(TensorImages(pixels), lambda p: p.float() / 7, torch.device("cpu"), indices)
     resident = inputs.resident()
     chosen = torch.tensor([3, 0, 1])
-    assert resident.is_image and len(resident) == len(inputs)
+    assert resident.is_image and resident.select(chosen).is_image and len(resident) == len(inputs)
     assert torch.equal(resident.read(chosen), inputs.read(chosen))
     assert resident.read(chosen).is_contiguous(memory_format=torch.channels_last)
 

@@ -118,6 +118,20 @@ def expanded(given: str | Path, option: str) -> Path:
         raise FedbenchError(f"{option} {str(given)!r}: there is no such user; write the folder in full.") from None
 
 
+def looked_up(given: str | Path, what: str) -> Path:
+    """``given`` with the home that ``~`` stands for, which need not exist.
+
+    FedbenchError, which begins with ``what``, where there is no such user, or the file system takes no such name.
+    """
+    try:
+        path = Path(given).expanduser()
+        path.exists()
+    except (RuntimeError, OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise FedbenchError(f"{what} {str(given)[:200]!r} cannot be looked up: {reason}; check the path.") from None
+    return path
+
+
 def usable_folder(given: str | Path, option: str, *, to_write: bool = True) -> Path:
     """``given`` as an absolute path to a folder, which need not exist yet.
 

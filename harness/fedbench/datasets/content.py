@@ -34,6 +34,7 @@ from fedbench.datasets.sources import Asked, Files
 
 if TYPE_CHECKING:
     import pandas as pd
+    from PIL import Image
 
 log = logging.getLogger(__name__)
 
@@ -182,9 +183,7 @@ def scan(encoded: EncodedImages, cache_dir: Path) -> Scan:
 
 
 def _size(data: bytes, name: str) -> tuple[int, int]:
-    from PIL import Image
-
-    with _decoding(name), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    with _opened(data, name) as image:
         return image.height, image.width
 
 
@@ -193,7 +192,7 @@ def decode(data: bytes, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
     from PIL import Image
 
     height, width = size
-    with _decoding(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+    with _opened(data, name) as opened:
         image = opened.convert("RGB")
     if (image.height, image.width) != size:
         scale = max(height / image.height, width / image.width)
@@ -205,8 +204,8 @@ def decode(data: bytes, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def _decoding(name: str) -> Iterator[None]:
-    """What Pillow raises in the block as one error about the image called ``name``."""
+def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
+    """The image called ``name``. What Pillow raises in the block becomes one error about it."""
     from PIL import Image
 
     try:
@@ -215,7 +214,11 @@ def _decoding(name: str) -> Iterator[None]:
             warnings.simplefilter("ignore", UserWarning)
             # Pillow only warns of the first of the sizes that a small file can claim to fill memory with.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            yield
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                # Pillow would cut larger values off at 255 when it converts them.
+                if image.mode.startswith("I") or image.mode == "F":
+                    raise ValueError("16 or 32 bits a pixel, only 8 are read; convert it")
+                yield image
     # On damaged files Pillow's readers raise nearly anything, depending on the format.
     except Exception as error:
         # Pillow's own text names a BytesIO object where it can't tell the format.
@@ -239,7 +242,7 @@ def dataset(
     """A ``Dataset`` whose content hash covers images, labels, domains, clients, class names and groups of both splits.
 
     ``file_digests`` has one digest of each split's files, where these are decoded at the size that a run asks for.
-    FedbenchError where a split's parts differ in length, or an index has no name.
+    FedbenchError where a split's parts differ in length, an index has no name, or a part is of another type.
     """
     groups = dict(list_groups or {})
     # clients came later: data without them keep their hashes
@@ -254,6 +257,8 @@ def dataset(
         ):
             if index is not None:
                 _check(name, what, index, len(called), len(split.images))
+        if len(split.images):
+            _check_pixels(name, split.images.read(torch.zeros(1, dtype=torch.int64)))
     content = _digest(names, splits, [split.images.content_hash() for split in splits])
     files = _digest(names, splits, file_digests) if file_digests else ""
     return Dataset(name, classnames, train, test, content, domain_names, groups, shortest_side, files, client_names)
@@ -341,8 +346,18 @@ def _digest(names: str, splits: Sequence[Split], of_images: Iterable[str]) -> st
 def _check(name: str, what: str, index: Tensor, names: int, images: int) -> None:
     if len(index) != images:
         raise FedbenchError(f"{name!r} has {images} images and {len(index)} {what}s of a split; get the data again.")
+    if index.dtype != torch.int64:
+        raise FedbenchError(f"{name!r} has {what}s of the type {index.dtype}; make them torch.int64.")
     outside = index[(index < 0) | (index >= names)]
     if len(outside):
         raise FedbenchError(
             f"{name!r} has the {what} {int(outside[0])}, but names for 0 to {names - 1} only; get the data again."
+        )
+
+
+def _check_pixels(name: str, pixels: Tensor) -> None:
+    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
+        raise FedbenchError(
+            f"{name!r} has images of the shape {tuple(pixels.shape[1:])} and the type {pixels.dtype}; make them "
+            "torch.uint8 with values from 0 to 255, (3, height, width)."
         )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import Field
 
-from fedbench.core.errors import FedbenchError, NotHere
+from fedbench.core.errors import NotHere
+from fedbench.core.files import looked_up
 from fedbench.core.method.base import NoParams
 from fedbench.kinds.base import P
 from fedbench.kinds.kinds import DatasetRequest, DatasetSource
@@ -79,13 +80,10 @@ class Asked(Generic[O_co]):
 
     def find(self, path: str, what: str) -> Path:
         """``path`` as typed where it exists, else below ``data_dir``; ``what`` names the thing in the error."""
-        try:
-            typed = Path(path).expanduser()
-            for candidate in (typed, self.data_dir / typed):
-                if candidate.exists():
-                    return candidate
-        except (RuntimeError, OSError) as error:  # no such user's home, or a name longer than the file system takes
-            raise FedbenchError(f"{what} {path[:200]!r} cannot be looked up: {error}.") from None
+        typed = looked_up(path, what)
+        for candidate in (typed, self.data_dir / typed):
+            if looked_up(candidate, what).exists():
+                return candidate
         below = "" if typed.is_absolute() else f", here or below {str(self.data_dir)!r}"
         raise NotHere(f"{what} {path!r} does not exist{below}; check the path or put the data there.")
 

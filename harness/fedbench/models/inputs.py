@@ -191,7 +191,7 @@ class FeatureInputs:
 
     def select(self, indices: Tensor) -> FeatureInputs:
         """Compose the indices; a client's samples share the table and take no memory of their own."""
-        return FeatureInputs(self.features, self.rows_of(indices))
+        return FeatureInputs(self.features, self.rows_of(indices), self.is_image)
 
     def resident(self) -> FeatureInputs:
         """The same samples, with their indices on the table's device."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.core.errors import FedbenchError, NotHere, unknown_name
 from fedbench.core.federation import Dataset
-from fedbench.core.files import read_bytes, regular
+from fedbench.core.files import looked_up, read_bytes, regular
 from fedbench.datasets.cache import read_json, write_json
 from fedbench.datasets.classnames import LABEL_ORDERS, class_words, label_order, words_for
 from fedbench.datasets.content import MOST_CLASSES, SPLITS, dataset_of, numbered
@@ -72,9 +72,11 @@ def _local(asked: Asked[TableOptions]) -> Path | None:
     """The folder that is meant; None where it can only be a name on the Hub."""
     location = asked.location
     is_path = location.startswith((".", "/", "~")) or location.count("/") > 1
-    if not is_path and not Path(location).exists() and not (asked.data_dir / location).exists():
+    what = "data set folder"
+    here = (looked_up(place, what).exists() for place in (location, asked.data_dir / location))
+    if not is_path and not any(here):
         return None
-    folder = asked.find(location, "data set folder")
+    folder = asked.find(location, what)
     if not folder.is_dir():
         raise FedbenchError(f"{str(folder)!r} is not a folder; name the folder that holds the parquet files.")
     return folder
@@ -205,7 +207,9 @@ def _choose_columns(asked: Asked[TableOptions], features: Mapping[str, Any]) -> 
         if column not in features:
             raise unknown_name(f"column of {asked.location!r}", column, features)
         if kinds[column] not in _FITTING[option]:
-            holds = "images" if option == "image" else "class labels and no strings"
+            holds = {"image": "images", "domain": "class labels and no strings"}.get(
+                option, "class labels, no strings and no whole numbers"
+            )
             raise FedbenchError(
                 f"{asked.location!r}: column {column!r} holds no {holds}; type ?{option}=COLUMN with another."
             )

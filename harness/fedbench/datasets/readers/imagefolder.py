@@ -75,7 +75,10 @@ def _clients(file: Path, top: str, table: pd.DataFrame) -> pd.Categorical:
         raise FedbenchError(
             f"{str(file)!r} names the columns {', '.join(clients.columns[:-1])}; it needs path and client."
         )
-    client_of = dict(zip(clients["path"].str.strip(), clients["client"].str.strip(), strict=True))
+    paths = clients["path"].str.strip()
+    for path in paths[paths.duplicated()]:
+        raise FedbenchError(f"{str(file)!r} names the image {path!r} twice; delete a line.")
+    client_of = dict(zip(paths, clients["client"].str.strip(), strict=True))
     owners = [client_of.get(path.removeprefix(top), client_of.get(path)) or None for path in table["path"]]
     lacks = table.assign(lacks=[owner is None for owner in owners]).groupby("split")["lacks"]
     for split, lacking in lacks:
@@ -246,6 +249,6 @@ def _own_words(asked: Asked[FolderOptions], tree: FileTree, top: str, raw: Seque
             return read_words(f"{tree.root}/{name}", tree.read(name), raw)
     if f"{top}words.txt" in names:
         # Tiny-ImageNet: "n01443537<tab>goldfish, Carassius auratus"; the first synonym is the common name.
-        rows = [line.split("\t") for line in tree.read(f"{top}words.txt").decode().splitlines()]
+        rows = [line.split("\t") for line in tree.read(f"{top}words.txt").decode(errors="replace").splitlines()]
         return {row[0]: row[1].split(",")[0] for row in rows if len(row) > 1 and row[0] in raw}
     return None

@@ -242,6 +242,8 @@ def _groups(file: Path, classes: int) -> dict[str, tuple[int, ...]]:
         groups = {str(name): tuple(labels) for name, labels in read.items()}
         if not all(type(label) is int and 0 <= label < classes for labels in groups.values() for label in labels):
             raise ValueError(f"labels go from 0 to {classes - 1}")
+        if len({label for labels in groups.values() for label in labels}) < sum(map(len, groups.values())):
+            raise ValueError("a label is listed twice")
         if not set(groups) <= set(GROUPS):
             raise ValueError(f"groups are called {', '.join(GROUPS)}")
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:

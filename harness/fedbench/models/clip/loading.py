@@ -19,6 +19,7 @@ from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_p
 from open_clip.tokenizer import SimpleTokenizer
 
 from fedbench.core.errors import FedbenchError, NotHere, unknown_name
+from fedbench.core.files import looked_up
 from fedbench.kinds.registry import registered
 from fedbench.models import weight_files
 from fedbench.models.clip.backbone import ClipBackbone
@@ -64,12 +65,8 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
             f"of {', '.join(tags) or '(no tag known)'}."
         )
     if name.checkpoint.endswith(_SUFFIXES) or os.sep in name.checkpoint:
-        try:
-            file = Path(name.checkpoint).expanduser()
-            is_there = file.is_file()
-        except (RuntimeError, OSError) as error:  # no such user's home, or a name longer than the file system takes
-            raise FedbenchError(f"backbone {name.text[:200]!r} cannot be looked up: {error}.") from None
-        if not is_there:
+        file = looked_up(name.checkpoint, "file of weights")
+        if not file.is_file():
             raise FedbenchError(f"backbone {name.text!r}: there is no file {str(file)!r}.")
         return load_weights(name, file, {}, quick_gelu=None)
     tag = get_pretrained_cfg(base_arch(name.arch), name.checkpoint) or get_pretrained_cfg(name.arch, name.checkpoint)
@@ -82,16 +79,22 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
 
 def clip_image_size(name: BackboneName) -> int | None:
     """The side in pixels of the images that a model takes, without its weights; None where it is unknown."""
-    own = _own_config(name)
-    config = open_clip.get_model_config(name.arch) if own is None else json.loads(own.read_text())
-    config = None if config is None else config.get("model_cfg", config)
-    return None if config is None else _square(config["vision_cfg"].get("image_size", CLIPVisionCfg.image_size))
+    try:
+        own = _own_config(name)
+        config = open_clip.get_model_config(name.arch) if own is None else json.loads(own.read_text())
+        config = None if config is None else config.get("model_cfg", config)
+        if config is None:
+            return None
+        return _square(config["vision_cfg"].get("image_size", CLIPVisionCfg.image_size), name)
+    # whatever is wrong with the configuration, loading says it
+    except (FedbenchError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def _own_config(name: BackboneName) -> Path | None:
     """The configuration file of an architecture that open_clip does not list; None where there is none."""
     if name.arch == "local-dir":
-        config: Path | str | None = Path(name.checkpoint) / "open_clip_config.json"
+        config: Path | str | None = looked_up(name.checkpoint, "folder of a model") / "open_clip_config.json"
     else:
         config = try_to_load_from_cache(name.checkpoint, "open_clip_config.json") if name.arch == "hf-hub" else None
     return Path(config) if isinstance(config, str | Path) and Path(config).is_file() else None
@@ -133,8 +136,9 @@ def load_weights(
 
 def _from_folder(name: BackboneName) -> ClipBackbone:
     """A model with a configuration of its own, in open_clip's format, from a folder or the hub."""
-    whole = f"{name.arch}:{name.checkpoint}"
-    if not name.checkpoint or (name.arch == "local-dir" and not Path(name.checkpoint).is_dir()):
+    folder = looked_up(name.checkpoint, "folder of a model") if name.arch == "local-dir" else None
+    whole = f"{name.arch}:{folder or name.checkpoint}"
+    if not name.checkpoint or (folder is not None and not folder.is_dir()):
         raise FedbenchError(f"backbone {name.text!r}: write 'clip:local-dir:FOLDER' or 'clip:hf-hub:NAME'.")
     try:
         with torch.random.fork_rng(devices=[]):
@@ -157,19 +161,24 @@ def _frozen(name: BackboneName, source: str, module: Any, tokenizer: Any, embed_
     if isinstance(text_encoder(module), HuggingFaceText):  # other attention has no batching rule for vmap
         module.text.transformer.set_attn_implementation("eager")
     seen = module.visual.preprocess_cfg
+    if seen["resize_mode"] == "longest":
+        raise FedbenchError(
+            f"backbone {name.text!r}: its resize_mode 'longest' pads images, which isn't done here; choose another."
+        )
     transform = PixelTransform(
         mean=tuple(seen["mean"]),
         std=tuple(seen["std"]),
-        size=_square(seen["size"]),
+        size=_square(seen["size"], name),
         mode=seen["resize_mode"],
         interpolation=seen["interpolation"],
     )
     return ClipBackbone(name.text, module, tokenizer, transform, embed_dim)
 
 
-def _square(size: int | tuple[int, int]) -> int:
+def _square(size: int | tuple[int, int], name: BackboneName) -> int:
     side, other = (size, size) if isinstance(size, int) else size
-    assert side == other, "open_clip's CLIP architectures take square images"
+    if side != other:
+        raise FedbenchError(f"backbone {name.text!r} takes images of {side} x {other}; choose one of square images.")
     return side
 
 

@@ -68,8 +68,18 @@ class PaddedTexts:
 def transform_of(given: Mapping[str, Any], config: Any, name: str) -> PixelTransform:
     """The transform that a preprocessor configuration describes, with its own resizing, scale and normalisation.
 
-    FedbenchError where it leaves images of no fixed square size.
+    FedbenchError where it leaves images of no fixed square size, or lacks a value.
     """
+    try:
+        return _transform_of(given, config, name)
+    except (LookupError, TypeError, ValueError) as error:
+        raise FedbenchError(
+            f"backbone {name!r}: its preprocessor_config.json can't be used ({type(error).__name__}: {error}); get it "
+            "again."
+        ) from error
+
+
+def _transform_of(given: Mapping[str, Any], config: Any, name: str) -> PixelTransform:
     # values are p f - o, then (v - m) / s, of p from 0 to 255; here (p / 255 - m') / s'
     factor = 255 * float(given.get("rescale_factor", 1 / 255))
     offset = 1.0 if given.get("rescale_offset", False) else 0.0
@@ -121,7 +131,7 @@ def transformers_image_size(source: str, name: str) -> int | None:
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         return transform_of(_preprocessor(source, name), config, name).size
-    except (FedbenchError, OSError, ValueError):
+    except (FedbenchError, OSError, ValueError, LookupError, TypeError):  # loading says what is wrong with it
         return None
 
 

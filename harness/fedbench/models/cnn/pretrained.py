@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.errors import FedbenchError, NotHere, unknown_name
+from fedbench.core.files import looked_up
 from fedbench.models import weight_files
 from fedbench.models.clip.backbone import digest_of, digest_of_weights
 from fedbench.models.cnn.backbone import CnnBackbone, default_generator_from, load_cnn
@@ -143,7 +144,7 @@ def pretrained_image_size(name: BackboneName) -> int | None:
 
 def _fill(body: nn.Module, name: BackboneName) -> None:
     """Load the file into all layers but the classifier, which ``body`` does not have."""
-    file = Path(name.checkpoint).expanduser()
+    file = looked_up(name.checkpoint, "file of weights")
     if file.suffix not in SUFFIXES or not file.is_file():
         raise FedbenchError(f"backbone {name.text!r}: there is no file {str(file)!r} ending in {', '.join(SUFFIXES)}.")
     try:
@@ -167,8 +168,11 @@ def _transform_of(body: nn.Module, name: BackboneName) -> PixelTransform:
     interpolation: Literal["bilinear", "bicubic"] = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
     if name.resize:
         return PixelTransform(mean, std, name.resize, "squash", interpolation)
+    if config["crop_mode"] == "border":
+        raise FedbenchError(f"backbone {name.text!r}: timm pads its images, which isn't done here; add ?resize=SIZE.")
     size = int(config["input_size"][-1])
-    return CroppedTransform(mean, std, size, "shortest", interpolation, edge=int(size / config["crop_pct"]))
+    mode: Literal["shortest", "squash"] = "squash" if config["crop_mode"] == "squash" else "shortest"
+    return CroppedTransform(mean, std, size, mode, interpolation, edge=int(size / config["crop_pct"]))
 
 
 def load_started(
@@ -241,12 +245,8 @@ def _fetch(name: BackboneName, data_dir: Path) -> Path:
 
 
 def _given_file(name: BackboneName) -> Path:
-    try:
-        file = Path(name.weights).expanduser()
-        is_there = file.suffix in SUFFIXES and file.is_file()
-    except (RuntimeError, OSError, ValueError) as error:  # no such user's home, or a name that can't be one
-        raise FedbenchError(f"backbone {name.text[:200]!r} cannot be looked up: {error}.") from None
-    if not is_there:
+    file = looked_up(name.weights, "file of weights")
+    if file.suffix not in SUFFIXES or not file.is_file():
         raise FedbenchError(
             f"backbone {name.text!r}: there is no file {str(file)!r} ending in {', '.join(SUFFIXES)}; give one, or "
             f"write weights={IMAGENET}."

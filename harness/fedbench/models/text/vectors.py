@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError, NotHere, unknown_name
-from fedbench.core.files import opened
+from fedbench.core.files import looked_up, opened
 from fedbench.core.randomness import torch_generator
 from fedbench.kinds.base import taken_apart
 from fedbench.kinds.kinds import AnyTextEncoder, TextRequest
@@ -123,18 +123,14 @@ def _by_hand(name: str, data_dir: Path) -> str:
 
 def _located(name: str, data_dir: Path) -> tuple[Path, str]:
     """The file and, if it is an archive, the name of its member."""
-    given = Path(name.removeprefix(GLOVE))
-    try:
-        given = given.expanduser()
-        folders = (given.parent, *([data_dir / "glove"] if _official(name) else []))
-        for folder in folders:
-            if given.name and (folder / given.name).is_file() and given.suffix != ".zip":
-                return folder / given.name, ""
-            for archive in sorted(folder.glob("glove*.zip")):
-                if archive.is_file() and given.name in _members(name, archive):
-                    return archive, given.name
-    except (RuntimeError, OSError, ValueError) as error:  # no such user's home, or a name that can't be one
-        raise FedbenchError(f"text encoder {name[:200]!r} cannot be looked up: {error}.") from None
+    given = looked_up(name.removeprefix(GLOVE), "file of text encoder")
+    folders = (given.parent, *([data_dir / "glove"] if _official(name) else []))
+    for folder in folders:
+        if given.name and (folder / given.name).is_file() and given.suffix != ".zip":
+            return folder / given.name, ""
+        for archive in sorted(folder.glob("glove*.zip")):
+            if archive.is_file() and given.name in _members(name, archive):
+                return archive, given.name
     if _official(name):
         raise NotHere(f"the vectors of text encoder {name!r} are not on this machine: {_by_hand(name, data_dir)}")
     raise FedbenchError(
@@ -247,8 +243,9 @@ def text_vectors(
             f"text encoder {name!r} gives vectors of shape {tuple(vectors.shape)} for {len(classnames)} classes; it "
             "must give a vector of finite numbers for each."
         )
+    vectors = vectors.float()
     is_unit = bool(((vectors.norm(dim=-1) - 1).abs() < _UNIT).all())
-    return vectors if is_unit else normalize(vectors.float(), dim=-1)
+    return vectors if is_unit else normalize(vectors, dim=-1)
 
 
 def _requested(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.files import read_bytes
+from fedbench.core.files import looked_up, read_bytes
 from fedbench.core.method.base import NoParams
 from fedbench.core.method.hyper import hyper
 from fedbench.kinds.kinds import ClientSamples, Indices, Partition, PartitionTask, Samples
@@ -112,7 +112,7 @@ class FromTable(Partition[NoParams]):
 
 
 def _content(location: str) -> bytes:
-    file = Path(location).expanduser()
+    file = looked_up(location, "partition table")
     if not file.is_file():
         raise FedbenchError(f"partition table {location!r} does not exist; give the path of a CSV file.")
     return read_bytes(file)
@@ -125,7 +125,10 @@ def _read(location: str) -> pd.DataFrame:
 
     try:
         # a client may be called NA
-        return pd.read_csv(io.BytesIO(_content(location)), dtype={"client": str, "split": str}, keep_default_na=False)
+        table = pd.read_csv(io.BytesIO(_content(location)), dtype={"client": str, "split": str}, keep_default_na=False)
+        if not isinstance(table.index, pd.RangeIndex):  # pandas takes a first cell too many for an index
+            raise ValueError("its rows have more cells than its first line names")
+        return table
     except (ValueError, pd.errors.ParserError) as error:  # UnicodeDecodeError is a ValueError
         raise FedbenchError(f"partition table {location!r} is no CSV file: {error}.") from None
 
@@ -149,7 +152,7 @@ def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
     place = {name: number for number, name in enumerate(names)}
     stretch = table.get("stretch")
     if stretch is not None and (
-        not str(stretch.dtype).startswith("int") or set(stretch) != set(range(stretch.max() + 1))
+        not str(stretch.dtype).startswith("int") or stretch.min() != 0 or stretch.nunique() - 1 != stretch.max()
     ):
         raise FedbenchError(f"{where}: stretches are whole numbers from 0 on, without a gap.")
     first = table if stretch is None else table[stretch == 0]

@@ -14,12 +14,11 @@ import csv
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import read_bytes
+from fedbench.core.files import looked_up, read_bytes
 from fedbench.core.method.hyper import hyper
 from fedbench.kinds.kinds import Partition, PartitionTask
 from fedbench.scenarios.partitions.parts import Parts, deal_out, equal_sizes, shuffled_classes
@@ -87,7 +86,7 @@ class Pachinko(Partition[PachinkoParams]):
         return hashlib.sha256(self._content()).hexdigest() if self.params.coarse else ""
 
     def _content(self) -> bytes:
-        file = Path(self.params.coarse).expanduser()
+        file = looked_up(self.params.coarse, "the table of pachinko?coarse")
         if not file.is_file():
             raise FedbenchError(
                 f"pachinko?coarse={self.params.coarse}: there is no such file; give a CSV class,coarse."
