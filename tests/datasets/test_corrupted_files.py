@@ -30,9 +30,8 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import TensorImages
 from fedbench.datasets import cache as kept
 from fedbench.datasets import load_dataset
-from fedbench.models.clip.loading import load_clip
+from fedbench.models import load_backbone
 from fedbench.models.inputs import encode
-from fedbench.models.names import parse_backbone
 from fedbench.rounds.state import RunState, load_state, save_state
 from fedbench.tracking.read import open_reader
 from fedbench.tracking.recording import begin_run, end_run, log, metrics_at
@@ -189,7 +188,7 @@ def weights(folder: Path, name: str, save: Callable[[dict[str, torch.Tensor], Pa
     save(state, folder / name)
 
     def read() -> Seen:
-        backbone = load_clip(parse_backbone(f"clip:fbcorrupt:{folder / name}"))
+        backbone = load_backbone(f"clip:fbcorrupt:{folder / name}", data_dir=Path(), seed=0)
         return backbone.weights_hash, digest([value.tolist() for value in list(backbone.module.parameters())[:30]])
 
     return Case(folder / name, read)

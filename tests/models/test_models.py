@@ -368,8 +368,8 @@ def test_open_clips_tables_say_quickgelu_where_we_rely_on_it() -> None:
 
 
 def test_tag_brings_its_own_normalisation(tagged: Path) -> None:
-    assert clip("clip:fbtiny@laion", tagged).mean == (0.5, 0.5, 0.5)
-    assert clip("clip:fbtiny@openai", tagged).mean == open_clip.OPENAI_DATASET_MEAN
+    assert clip("clip:fbtiny@laion", tagged).transform.mean == (0.5, 0.5, 0.5)
+    assert clip("clip:fbtiny@openai", tagged).transform.mean == open_clip.OPENAI_DATASET_MEAN
 
 
 def test_weights_without_network_say_where_to_put_the_file(tagged: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,7 @@ import hashlib
 import importlib.util
 import os
 import re
-import signal
 import sys
-import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.core.errors import FedbenchError, reason_of, shortened, unknown_name
@@ -331,32 +329,16 @@ def _module(path: Path) -> ModuleType:
 def importing(what: str, remedy: str) -> Iterator[None]:
     """Raise FedbenchError, which names ``what`` and the ``remedy``, for anything that the block raises.
 
-    A module may raise SystemExit (a script without a main guard) or KeyboardInterrupt as well. A KeyboardInterrupt that
-    follows the signal is somebody's Ctrl-C, and passes.
+    A module may raise SystemExit as well (a script without a main guard). A KeyboardInterrupt is somebody's Ctrl-C, and
+    passes.
     """
-    pressed = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-        if callable(before):
-            before(number, frame)
-
-    before = signal.getsignal(signal.SIGINT)
-    # handlers can be set in the main thread alone, and only there is Ctrl-C raised
-    listens = callable(before) and threading.current_thread() is threading.main_thread()
-    if listens:
-        signal.signal(signal.SIGINT, note)
     try:
         yield
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
-        if pressed and isinstance(error, KeyboardInterrupt):
-            raise
         reason = shortened(reason_of(error), _LONGEST_REASON)
         raise FedbenchError(f"{what} cannot be imported: {reason}; {remedy}.") from error
-    finally:
-        if listens:
-            signal.signal(signal.SIGINT, before)
 
 
 # --- objects of a program

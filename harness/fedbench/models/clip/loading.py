@@ -20,6 +20,7 @@ from open_clip.tokenizer import SimpleTokenizer
 
 from fedbench.core.errors import FedbenchError, NotHere, unknown_name
 from fedbench.core.files import looked_up
+from fedbench.kinds.kinds import BackboneRequest
 from fedbench.kinds.registry import registered
 from fedbench.models import weight_files
 from fedbench.models.clip.backbone import ClipBackbone
@@ -44,7 +45,7 @@ def byte_pairs() -> SimpleTokenizer:
     return SimpleTokenizer()
 
 
-def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
+def load(name: BackboneName, request: BackboneRequest) -> ClipBackbone:
     """The CLIP that ``name`` describes, ready to encode.
 
     Weights behind a tag are looked up in Hugging Face's cache and in ``data_dir/clip``, and downloaded to the latter.
@@ -72,12 +73,12 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
     tag = get_pretrained_cfg(base_arch(name.arch), name.checkpoint) or get_pretrained_cfg(name.arch, name.checkpoint)
     if not tag:
         raise unknown_name(f"checkpoint of {name.arch}:", name.checkpoint, tags, "Or give a file's path.")
-    file = fetch(name, tag, data_dir)
+    file = fetch(name, tag, request.data_dir)
     check_digest(file, published_digest(file, tag), "delete it and run again, and it is downloaded anew")
     return load_weights(name, file, tag, quick_gelu=quick_gelu_for(name.arch, tag))
 
 
-def clip_image_size(name: BackboneName) -> int | None:
+def image_size(name: BackboneName, request: BackboneRequest) -> int | None:
     """The side in pixels of the images that a model takes, without its weights; None where it is unknown."""
     try:
         own = _own_config(name)
@@ -190,12 +191,13 @@ def _tokenizer(model: str, name: BackboneName) -> Any:
         raise FedbenchError(f"backbone {name.text!r}: its tokenizer can't be loaded ({reason}).") from error
 
 
-def how_to_get_clip(name: BackboneName, data_dir: Path) -> str:
+def how_to_get(name: BackboneName, request: BackboneRequest) -> str:
     """How to get the weights behind a tag; "" if they are on this machine, or there is no such tag."""
     tag = get_pretrained_cfg(base_arch(name.arch), name.checkpoint) or get_pretrained_cfg(name.arch, name.checkpoint)
-    if not tag or _cached(tag, data_dir / "clip") or _cached(tag, None):
+    own = request.data_dir / "clip"
+    if not tag or _cached(tag, own) or _cached(tag, None):
         return ""
-    return f"downloaded where there is a network; else {_by_hand(name, tag, data_dir / 'clip')}"
+    return f"downloaded where there is a network; else {_by_hand(name, tag, own)}"
 
 
 def fetch(name: BackboneName, tag: dict[str, Any], data_dir: Path | None) -> Path:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
+from fedbench.kinds.kinds import BackboneRequest
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.inputs import CroppedTransform, PixelTransform
 from fedbench.models.names import BackboneName
@@ -25,7 +26,7 @@ _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 """Interpolation by PIL's number, as preprocessor configurations have it."""
 
 
-def load_transformers_clip(name: BackboneName) -> ClipBackbone:
+def load(name: BackboneName, request: BackboneRequest) -> ClipBackbone:
     """The dual encoder that ``name`` describes; FedbenchError for what is missing, damaged or of another kind."""
     source = name.checkpoint
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of a tokenizer don't survive a fork
@@ -124,13 +125,13 @@ def _preprocessor(source: str, name: str) -> dict[str, Any]:
     return dict(given)
 
 
-def transformers_image_size(source: str, name: str) -> int | None:
+def image_size(name: BackboneName, request: BackboneRequest) -> int | None:
     """The side of the images that the model takes, without its weights; None where there is no such model."""
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        return transform_of(_preprocessor(source, name), config, name).size
+        config = AutoConfig.from_pretrained(name.checkpoint, trust_remote_code=False)
+        return transform_of(_preprocessor(name.checkpoint, name.text), config, name.text).size
     except (FedbenchError, OSError, ValueError, LookupError, TypeError):  # loading says what is wrong with it
         return None
 
@@ -158,7 +159,7 @@ def load_pretrained(source: str, what: str, name_it: str, **options: Any) -> tup
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
 
-    def load(offline: bool) -> tuple[Any, Any]:
+    def read(offline: bool) -> tuple[Any, Any]:
         # a model may bring code of its own: it is neither run nor offered
         given: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
         with torch.random.fork_rng(devices=[]):  # heads that the files lack are initialised at random
@@ -167,7 +168,7 @@ def load_pretrained(source: str, what: str, name_it: str, **options: Any) -> tup
         return tokenizer, model.float().eval().requires_grad_(False)
 
     try:
-        return load(offline=True)
+        return read(offline=True)
     # On damaged files transformers raises what its readers do: safetensors', torch's and json's errors.
     except Exception as missing:
         if Path(source).exists() or not weight_files.can_reach("https://huggingface.co"):
@@ -176,6 +177,6 @@ def load_pretrained(source: str, what: str, name_it: str, **options: Any) -> tup
                 f"put one on this machine and write '{name_it}FOLDER' ({_first_line(missing)})."
             ) from missing
     try:
-        return load(offline=False)
+        return read(offline=False)
     except Exception as error:
         raise FedbenchError(f"{what} can't be downloaded ({_first_line(error)}).") from error

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedbench.core.errors import FedbenchError
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Backbone, ForwardPass, Outputs, Tensors
+from fedbench.kinds.kinds import BackboneRequest
 from fedbench.models.cnn.nets import build_body
 from fedbench.models.inputs import PixelTransform
 from fedbench.models.names import BackboneName
@@ -53,24 +54,24 @@ def default_generator_from(seed: int, purpose: str) -> Iterator[None]:
         yield
 
 
-def cnn_image_size(name: BackboneName) -> int:
+def image_size(name: BackboneName, request: BackboneRequest) -> int:
     """The side in pixels of the images that the network is made for: its ``resize``, else the size in its papers."""
     is_large = name.weights or (name.family in _OF_IMAGENET and name.stem != "cifar")
     return name.resize or (224 if is_large else 32)
 
 
-def load_cnn(name: BackboneName, seed: int, image_size: tuple[int, int] | None = None) -> CnnBackbone:
-    """The network that ``name`` describes, initialised from ``seed``, for images of (height, width) ``image_size``."""
+def load(name: BackboneName, request: BackboneRequest) -> CnnBackbone:
+    """The network that ``name`` describes, initialised from the seed, for images of the data set's size."""
     smallest = _SMALLEST[name.family]
     if name.resize is not None and name.resize < smallest:
         raise FedbenchError(f"{name.family} needs images of {smallest} px or more, got resize={name.resize}.")
-    if name.resize is None and image_size is not None and min(image_size) < smallest:
-        height, width = image_size
+    if name.resize is None and request.image_size is not None and min(request.image_size) < smallest:
+        height, width = request.image_size
         raise FedbenchError(
             f"{name.family} needs images of {smallest} px or more, the data set has {height}x{width}: "
             f"write '{name.text}{'&' if '?' in name.text else '?'}resize={smallest}', or choose resnet8."
         )
-    with default_generator_from(seed, "backbone"):
+    with default_generator_from(request.seed, "backbone"):
         module, feature_dim = build_body(name)
     mean, std = CIFAR_STATISTICS if name.family in ("resnet8", "convnet", "fedavg-cnn") else IMAGENET_STATISTICS
     transform = PixelTransform(mean, std, name.resize, mode="squash", interpolation="bilinear")

@@ -26,9 +26,11 @@ from torch import Tensor, nn
 
 from fedbench.core.errors import FedbenchError, NotHere, unknown_name
 from fedbench.core.files import looked_up
+from fedbench.kinds.kinds import BackboneRequest
 from fedbench.models import weight_files
 from fedbench.models.clip.backbone import digest_of, digest_of_weights
-from fedbench.models.cnn.backbone import CnnBackbone, default_generator_from, load_cnn
+from fedbench.models.cnn.backbone import CnnBackbone, default_generator_from
+from fedbench.models.cnn.backbone import load as load_cnn
 from fedbench.models.inputs import CroppedTransform, PixelTransform
 from fedbench.models.names import IMAGENET, LIST_HINT, BackboneName
 from fedbench.models.photos.lite0_minilm import LITE0_SIZE, LITE0_STATISTICS, load_lite0
@@ -92,10 +94,6 @@ class NetworkEncoder:
 
     backbone: PretrainedNetwork
 
-    @property
-    def name(self) -> str:
-        return self.backbone.name
-
     @cached_property
     def key(self) -> str:
         """Digest of weights, layers and transform."""
@@ -108,8 +106,8 @@ class NetworkEncoder:
         return features
 
 
-def load_pretrained_network(name: BackboneName, seed: int) -> PretrainedNetwork:
-    """The network that ``name`` describes; a projector is initialised from ``seed``."""
+def load(name: BackboneName, request: BackboneRequest) -> PretrainedNetwork:
+    """The network that ``name`` describes; a projector is initialised from the seed."""
     import timm
 
     if name.family == "lite0":
@@ -126,13 +124,13 @@ def load_pretrained_network(name: BackboneName, seed: int) -> PretrainedNetwork:
     width, digest = int(body.num_features), digest_of_weights(body)
     if name.projector is None:
         return PretrainedNetwork(name.text, body.requires_grad_(False), width, transform, True, digest)
-    with default_generator_from(seed, "backbone"):
+    with default_generator_from(request.seed, "backbone"):
         projector = nn.Linear(width, name.projector)
     whole = nn.Sequential(OrderedDict(net=body, projector=projector))
     return PretrainedNetwork(name.text, whole.eval(), name.projector, transform, True, digest, drawn=PROJECTOR)
 
 
-def pretrained_image_size(name: BackboneName) -> int | None:
+def image_size(name: BackboneName, request: BackboneRequest) -> int | None:
     """The side in pixels of the images that the network takes, without its weights; None where it is unknown."""
     if name.resize or name.family == "lite0":
         return name.resize or LITE0_SIZE
@@ -175,19 +173,17 @@ def _transform_of(body: nn.Module, name: BackboneName) -> PixelTransform:
     return CroppedTransform(mean, std, size, mode, interpolation, edge=int(size / config["crop_pct"]))
 
 
-def load_started(
-    name: BackboneName, seed: int, image_size: tuple[int, int] | None, data_dir: Path
-) -> PretrainedNetwork:
-    """The network that ``name`` describes, started from its ``weights``; what these lack is initialised from ``seed``.
+def load_started(name: BackboneName, request: BackboneRequest) -> PretrainedNetwork:
+    """The network that ``name`` describes, started from its ``weights``; what these lack is drawn from the seed.
 
-    ``image_size`` (height, width) is the data set's. Files behind ``weights=imagenet`` are looked up in
-    ``data_dir/torchvision`` and torch hub's cache, and downloaded to the former. Raises FedbenchError for files that
-    are missing, damaged or of another network, NotHere where there is no network to fetch them.
+    Files behind ``weights=imagenet`` are looked up in ``data_dir/torchvision`` and torch hub's cache, and downloaded to
+    the former. Raises FedbenchError for files that are missing, damaged or of another network, NotHere where there is
+    no network to fetch them.
     """
-    from_scratch = load_cnn(name, seed, image_size)
+    from_scratch = load_cnn(name, request)
     whole = from_scratch.module
     body = whole if name.projector is None else whole.get_submodule("net")
-    file = _published_file(name, data_dir) if name.weights == IMAGENET else _given_file(name)
+    file = _published_file(name, request.data_dir) if name.weights == IMAGENET else _given_file(name)
     _copy_torchvision(body, name, file)
     drawn = "dense layers have" if name.family == "vgg11" else ""
     return PretrainedNetwork(

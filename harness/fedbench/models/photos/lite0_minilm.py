@@ -22,8 +22,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedbench.core.errors import FedbenchError
+from fedbench.kinds.kinds import BackboneRequest
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.inputs import PixelTransform
+from fedbench.models.names import BackboneName
 
 LITE0_STATISTICS = ((0.5,) * 3, (0.5,) * 3)
 """Mean and deviation by channel with which Lite0 was trained, inferred from its numbers."""
@@ -118,13 +120,17 @@ FOLDER = Path(__file__).parent
 BRIDGE, CARD = FOLDER / "bridge.safetensors", FOLDER / "card.json"
 
 
-def load_lite0_minilm(name: str) -> ClipBackbone:
+def load(name: BackboneName, request: BackboneRequest) -> ClipBackbone:
     """The joined towers. FedbenchError if a package is missing, or a file differs from the card's digest."""
     digest = hashlib.sha256(BRIDGE.read_bytes()).hexdigest()
     if digest != json.loads(CARD.read_text())["sha256"]:
         raise FedbenchError(f"{str(BRIDGE)!r} is damaged; reinstall fedbench.")
     module, tokenizer = joined(load_file(BRIDGE))
-    return ClipBackbone(name, module, tokenizer, PixelTransform(*LITE0_STATISTICS, LITE0_SIZE), WIDTH)
+    return ClipBackbone(name.text, module, tokenizer, PixelTransform(*LITE0_STATISTICS, LITE0_SIZE), WIDTH)
+
+
+def image_size(name: BackboneName, request: BackboneRequest) -> int:
+    return LITE0_SIZE
 
 
 def joined(bridge: dict[str, Tensor]) -> tuple[nn.Module, Any]:
