@@ -176,6 +176,8 @@ class Cohort:
                         return Plan(None, reason="images of two clients need more memory than clients at once may take")
                     return Plan(gradients, max(at_once, 1))
                 reason = reason or "trained at once, it would get other gradients"
+            except Unworkable:
+                raise
             except OneClientOnly as error:
                 reason = str(error)
             except Exception as error:
@@ -397,7 +399,7 @@ def _is_untouched(before: Mapping[str, Tensors], after: Mapping[str, Tensors]) -
 
 def _in_words(error: Exception) -> str:
     """The error in a sentence of this package; records contain no message of Python or PyTorch."""
-    if isinstance(error, OneClientOnly | Disagreement | FedbenchError):
+    if isinstance(error, OneClientOnly | Changed | Disagreement | FedbenchError):
         return (str(error).splitlines() or ["it gives no reason"])[0]
     if isinstance(error, TypeError) and "mappingproxy" in str(error):
         return "it changes what the client keeps"

@@ -108,7 +108,9 @@ class Recording:
             return self._hooks.local_gradients(step=step)
         self.is_due = False
         for name, value in step.buffers.items():
-            value.copy_(found.pop(BUFFER + name))
+            new = found.pop(BUFFER + name)
+            if name not in step.model.of_server:
+                value.copy_(new)
         loss = found.pop(LOSS)
         return StepGradients(found, loss)
 
