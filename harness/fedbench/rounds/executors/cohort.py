@@ -90,12 +90,13 @@ class Cohort:
         self._plans: dict[Kind, Plan] = {}
         self._known: dict[str, str] = {}
         self.description = "cohort"
+        """The executor that trained last, with the reason if it had to be the sequential one; for the log."""
 
     def told(self, reason: str) -> str:
         return self._one_by_one.told(reason)
 
     def known(self) -> dict[str, str]:
-        """The plan of every kind of client met so far."""
+        """The plan of every kind of client met so far; checkpoints store it, so that a resumed run decides alike."""
         return self._known | {_lasting(kind): plan.as_text() for kind, plan in self._plans.items()}
 
     def recall(self, known: Mapping[str, str]) -> None:

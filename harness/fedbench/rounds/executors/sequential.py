@@ -52,6 +52,8 @@ class Sequential:
         return f"sequential: {reason}{steps}" if reason else f"sequential{steps}"
 
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
+        """The clients' updates in the order of ``tasks``, with what `after_training` adds. Nothing of a task but its
+        ``state`` is changed."""
         weight = next(iter(tasks[0].received.values()), None)
         is_refused = self._recording is not None and bool(self._recording.graphs.obstacle)
         if weight is not None and can_record(weight.device) and not is_refused:
