@@ -194,8 +194,8 @@ def with_and_without_graphs(spec: RunSpec, executor: ExecutorName = "sequential"
 
 LOW_RANK = ("fedex-lora", "fedsa-lora", "ffa-lora", "flexlora", "flora")
 CANNOT_RECORD = {
-    "the CPU": ("apfl", "fedbabu", "fedotp", "plot", "rolora"),
-    "the task's round": ("balancefl", "clip-lora", "dp-fpl", "fedfa", *LOW_RANK),
+    "the CPU": ("apfl", "fedotp", "plot"),
+    "the task's round": ("balancefl", "clip-lora", "dp-fpl", "fedbabu", "fedfa", "rolora", *LOW_RANK),
     "what the client keeps": ("fed-grab", "fst-cbdg", "pfedme"),
     "the task's inputs": ("fedrep",),
 }
@@ -328,9 +328,40 @@ def test_a_loss_of_all_clients_at_once_that_changes_is_computed_without_graphs(t
     assert told == "cohort, no graphs: its loss is not what it was when it was recorded"
 
 
+def without_dropout(method: str, rounds: int) -> RunSpec:
+    return tiny_spec(method, rounds=rounds).model_copy(update={"params": {"clip-lora": {"dropout": 0.0}}})
+
+
+def test_replayed_steps_leave_alone_what_the_server_alone_changes() -> None:
+    assert with_and_without_graphs(without_dropout("flora", rounds=2)).endswith(", steps as graphs")
+
+
+def test_what_a_replay_does_not_write_is_not_taken_for_zero() -> None:
+    unwritten, zero = {"a": torch.tensor([torch.nan, 1.0])}, {"a": torch.tensor([0.0, 1.0])}
+    assert graphs._gap(unwritten, zero) > graphs.CLOSE
+    assert graphs._gap(unwritten, unwritten) == graphs._gap({"a": zero["a"] + 1e-7}, zero) == 0
+
+
+def test_predictions_that_a_method_leaves_there_are_scored(tmp_path: Path) -> None:
+    answers = """
+    @hookimpl
+    def evaluate(self, task):
+        found = largest_logit(task)
+        there = next(iter(task.weights.values())).device
+        return Predictions(found.labels.to(there), scores=found.scores.to(there))
+"""
+    file = tmp_path / "tried.py"
+    imports = "from fedbench.core.types import Predictions\nfrom fedbench.toolkit.fedavg import largest_logit\n"
+    file.write_text(METHOD.replace("import torch\n", f"import torch\n{imports}", 1).replace("LOSS", "loss") + answers)
+    with plugins_everywhere([file]):
+        state, run = trained(tiny_spec("tried", backbone="clip:embedded", rounds=1), "sequential")
+        metrics, _ = evaluate(run, state)
+    assert 0 <= metrics["global_accuracy"] <= 100
+
+
 @pytest.mark.slow
 def test_buffers_that_the_server_changes_leave_plan_and_graphs() -> None:
-    spec = everybody(tiny_spec("flora", rounds=4)).model_copy(update={"params": {"clip-lora": {"dropout": 0.0}}})
+    spec = everybody(without_dropout("flora", rounds=4))
     run = tiny_run(on_device(spec), executor="cohort")
     final_state(run)
     assert len(run.executor._plans) == 2  # type: ignore[attr-defined]  # the server sends more from round 2 on

@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -155,3 +156,5 @@ def test_a_number_for_every_class_is_recorded_by_group():
     assert found == {"far": 2.0, "far/head": 1.0}
     with pytest.raises(MethodFault, match=r"mine measures far as a tensor of shape \(3,\)"):
         dict(_numbers("far", values[:3], {}, 4, "mine"))
+    with pytest.raises(MethodFault, match="mine answers the hook measure .* must be a number or a tensor as far"):
+        dict(_numbers("far", cast(float, "1.0"), {}, 4, "mine"))

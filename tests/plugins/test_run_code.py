@@ -49,7 +49,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     points = [*(f"{name} = third.{name}:Method" for name in ("first", "second")), "alone = alone:Method"]
     (metadata / "entry_points.txt").write_text("\n".join(["[fedbench.methods]", *points, ""]))
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: some-methods\nVersion: 2.1\n")
-    (metadata / "RECORD").write_text("".join(f"{name},,\n" for name in PACKAGE if name != "of_others.py"))
+    # a script, which an installer puts outside
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tool.py").write_text("")
+    recorded = [*(name for name in PACKAGE if name != "of_others.py"), "../bin/tool.py"]
+    (metadata / "RECORD").write_text("".join(f"{name},,\n" for name in recorded))
     monkeypatch.syspath_prepend(str(folder))
     return folder
 
@@ -59,6 +63,7 @@ CHANGES = {
         ("third/first.py", "third/helper.py", "third/deep/priors.json", "alone.py"), {"first", "second", "alone"}
     ),
     "of_others.py": set(),
+    "../bin/tool.py": set(),
 }
 """Changed file -> the methods that run again."""
 

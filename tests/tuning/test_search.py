@@ -324,6 +324,17 @@ def test_an_error_that_is_nobodys_hyper_parameter_stops_and_counts_for_nothing(
     assert counted(study) == []
 
 
+def test_a_run_that_was_left_under_way_has_ended_before_the_next_begins(settings: Settings) -> None:
+    first, second = trial_specs(rows()[0], {}, budget(seeds=(5, 9)))
+    interrupted, after = InProcess(settings), InProcess(settings)
+    interrupted.begin(first)
+    interrupted.close()
+    after.begin(second)
+    assert interrupted._thread is not None and not interrupted._thread.is_alive()
+    while not any(isinstance(event, RunFinished) for event in after.wait(60)):
+        pass
+
+
 def test_a_run_that_is_given_up_is_heard_no_more_and_the_next_goes_on_in_the_same_process(settings: Settings) -> None:
     specs = trial_specs(rows()[0], {}, budget(seeds=(5, 9)))
     for engine in (InProcess(settings), Processes(settings, 1)):

@@ -1,4 +1,4 @@
-"""The nouns every part of fedbench shares: images, data sets, federations, models, what clients get and give."""
+"""The nouns every part of fedbench shares: models, what clients get and give."""
 
 from __future__ import annotations
 
@@ -238,6 +238,10 @@ class Predictions:
     by_client: Mapping[int, Tensor] = field(default_factory=dict)
     scores: Tensor | None = None
     """The global model's logits, (n, C) float: calibration is of their softmax. None for a method that has none."""
+
+    def on_cpu(self) -> Predictions:
+        labels, scores = (None if tensor is None else tensor.cpu() for tensor in (self.labels, self.scores))
+        return Predictions(labels, {client: own.cpu() for client, own in self.by_client.items()}, scores)
 
 
 class InputSource(Protocol):

@@ -15,7 +15,7 @@ from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.method.base import REQUIREMENTS, AnyMethod, declares
 from fedbench.core.method.hooks import STEPS, WRAPPABLE, plugin_manager, relay
 from fedbench.core.method.hyper import build_params
-from fedbench.core.method.notifications import NOTIFICATIONS, Notifications
+from fedbench.core.method.notifications import NOTIFICATIONS, NotificationSpecs
 from fedbench.core.method.tasks import Hooks
 from fedbench.core.records import ReadOnly, RunInfo
 from fedbench.core.spec import RunSpec, stack_names
@@ -91,7 +91,7 @@ def refuse_roles(
             )
 
 
-def notifications(manager: pluggy.PluginManager, listeners: Sequence[object]) -> Notifications:
+def notifications(manager: pluggy.PluginManager, listeners: Sequence[object]) -> NotificationSpecs:
     """Notifications for ``listeners`` and then for the run's methods, for these as copies.
 
     A frozen dataclass can be written to by whoever insists, and what listeners record must be true.
@@ -109,7 +109,7 @@ def notifications(manager: pluggy.PluginManager, listeners: Sequence[object]) ->
 
         return notify
 
-    return cast(Notifications, SimpleNamespace(**{hook: to_all(hook) for hook in NOTIFICATIONS}))
+    return cast(NotificationSpecs, SimpleNamespace(**{hook: to_all(hook) for hook in NOTIFICATIONS}))
 
 
 def _for_methods(fields: object, spec: RunSpec) -> object:
@@ -136,7 +136,7 @@ class Assembly:
 
     hooks: Hooks
     owners: Mapping[str, tuple[str, ...]]
-    notifications: Notifications
+    notifications: NotificationSpecs
     keeps_lost_training: frozenset[str] = frozenset()
     """The methods of the run that declare it; see `fedbench.core.method.base.Method`."""
     requires: Mapping[str, str] = field(default_factory=dict)

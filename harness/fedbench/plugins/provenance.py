@@ -258,7 +258,7 @@ class Codes:
         files = dict(files_under(root))
         if source.dist is None:
             return MethodCode(name, digest_of(files))
-        for folder in {part.parts[0] for part in source.dist.files or () if part.suffix == ".py"} - {top}:
+        for folder in {part.parts[0] for part in source.dist.files or () if part.suffix == ".py"} - {top, ".."}:
             if (place := Path(str(source.dist.locate_file(folder)))).exists():
                 files |= dict(files_under(place))
         digest = hashlib.sha256(f"{source.dist.version} {digest_of(files)}".encode()).hexdigest()

@@ -239,7 +239,7 @@ def predict_unseen(run: Run, state: RunState) -> Predictions | None:
             "classes with labels that are not one of them for each sample; where what it answers by is of the classes "
             "trained on, return Predictions(None) for task.is_unseen."
         )
-    return answer
+    return answer.on_cpu()
 
 
 def last_round(run: Run) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.core.method.answers import require
 from fedbench.core.method.base import NoParams
 from fedbench.core.method.tasks import ClientTask, MeasureTask
 from fedbench.core.metric_names import is_reserved
@@ -52,9 +53,11 @@ def measures_of(
         answers = run.assembly.hooks.measure(task=task)
     groups = {group: list(classes) for group, classes in run.scored.groups.items()}
     metrics: dict[str, float] = {}
+    owner = "+".join(sorted(owners))
     for answer in answers:
+        require(answer, Mapping, "numbers by name", owner, "measure")
         for name, value in answer.items():
-            metrics |= dict(_numbers(name, value, groups, run.scored.num_classes, "+".join(sorted(owners))))
+            metrics |= dict(_numbers(name, value, groups, run.scored.num_classes, owner))
     return metrics
 
 
@@ -62,6 +65,7 @@ def _numbers(
     name: str, value: float | Tensor, groups: Mapping[str, list[int]], classes: int, owner: str
 ) -> Iterator[tuple[str, float]]:
     """The metrics of one answer, without those that are NaN."""
+    require(value, (Real, Tensor), f"a number or a tensor as {name}", owner, "measure")
     if isinstance(value, Tensor) and value.ndim:
         if value.shape != (classes,):
             raise MethodFault(

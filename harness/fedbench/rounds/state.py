@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.files import regular, replacing
 from fedbench.core.types import Tensors
 
@@ -91,7 +91,7 @@ def save_state(
         flat |= {f"own|{client}|{name}": tensor for name, tensor in tensors.items()}
     wrong = [key for key in flat if key.count("|") != _SEPARATORS[key.partition("|")[0]]]
     if wrong:
-        raise ValueError(f"tensor names of a run's state must not contain '|': {wrong[0]}")
+        raise MethodFault(f"the tensor {wrong[0]!r} of the run's state can't be saved: names must not contain '|'.")
     # what the file does not keep, but methods meet: names in their order, those that hold nothing, how tensors lie
     facts = json.dumps(
         {

@@ -54,7 +54,7 @@ class Checkpoint:
     predictions: Tensor | None
     """(n,) int64 on the test split, of the last evaluated round; None for a method without a global model."""
     executor: Mapping[str, str]
-    """What the executor has found out about the run's clients; see `Executor.known`."""
+    """What the executor has found out about the run's clients; see `Cohort.known`."""
     seconds: float
     """That the run has taken."""
 

@@ -8,7 +8,7 @@ four samples of the largest client, by the run's own hooks as in its first round
 are encoded once a step, images once a sample. (One sample would not do: batch-norm and losses over pairs are
 undefined.) Left out is what lives for moments only (temporaries of single operations, a server that trains,
 evaluation), and Python with its libraries. Of clients who train at once each takes a step's bytes; the cohort executor
-trains as many as fit into `fedbench.rounds.executors.gradients.MEMORY`.
+trains as many as fit into `fedbench.rounds.executors.gradients.budget`.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def check_seeds_of_partition(name: str) -> str | None:
 
 
 def check_training_on_partition(name: str) -> None:
-    """A method trains on it, clients at once as one after the other."""
+    """A method trains on it."""
     spec = tiny_spec("fedavg", rounds=2)
     scenario = _partitioned(name).model_copy(update={"participation": 1.0})
     spec = spec.model_copy(update={"scenario": scenario})

@@ -167,7 +167,7 @@ def require_global(
 
 
 def require_predictions(task: EvaluationTask, answer: object, owner: str) -> Predictions:
-    """Check an answer to the hook `evaluate`.
+    """An answer to the hook `evaluate`, on the CPU.
 
     Raises MethodFault unless it has one class for each of the task's samples, for requested clients only.
     """
@@ -193,13 +193,16 @@ def require_predictions(task: EvaluationTask, answer: object, owner: str) -> Pre
                 f"are 0 to {task.num_classes - 1}."
             )
     require_scores(answer.scores, task, owner)
-    return answer
+    return answer.on_cpu()
 
 
 def require_scores(scores: Tensor | None, task: EvaluationTask, owner: str) -> None:
     """MethodFault where ``scores`` of an answer to `evaluate` are not a number for every sample and class."""
+    if scores is None:
+        return
+    require(scores, Tensor, "Predictions with a tensor of scores", owner, "evaluate")
     wanted = (len(task.inputs), task.num_classes)
-    if scores is not None and (scores.shape != wanted or not scores.is_floating_point()):
+    if scores.shape != wanted or not scores.is_floating_point():
         raise MethodFault(
             f"{owner} answers the hook evaluate with scores of shape {tuple(scores.shape)}, {scores.dtype}; they must "
             f"be a logit for every sample and class, {wanted} float."

@@ -138,7 +138,7 @@ def declared(params: type) -> dict[str, Declared]:
 
 @lru_cache(maxsize=256)
 def _declared(params: type) -> dict[str, Declared]:
-    """Uncached in `declared`: a suite asks for every row, setting and seed, so each class is read once."""
+    """`declared`, cached, since a suite asks for every row, setting and seed."""
     if hasattr(params, "model_fields"):
         return {name: _of_field(name, field) for name, field in params.model_fields.items()}
     # what `hyper` made is replaced by its default where the class is made a dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import cast
 
 import pluggy
 
@@ -52,18 +52,6 @@ class NotificationSpecs:
 NOTIFICATIONS = tuple(name for name in vars(NotificationSpecs) if not name.startswith("_"))
 
 
-class Notifications(Protocol):
-    """`NotificationSpecs` as the caller sees it, typed: pluggy's own relay is untyped."""
-
-    def run_started(self, *, spec: RunSpec, info: RunInfo) -> None: ...
-    def round_finished(self, *, spec: RunSpec, record: RoundRecord) -> None: ...
-    def run_warned(self, *, spec: RunSpec, warning: str) -> None: ...
-    def run_finished(self, *, spec: RunSpec, info: RunInfo, result: RunResult) -> None: ...
-    def run_failed(self, *, spec: RunSpec, reason: str) -> None: ...
-    def run_retried(self, *, spec: RunSpec, reason: str, attempt: int) -> None: ...
-    def run_skipped(self, *, spec: RunSpec) -> None: ...
-
-
-def notifier(manager: pluggy.PluginManager) -> Notifications:
-    """The manager's hooks with the types of `Notifications`."""
-    return cast(Notifications, manager.hook)
+def notifier(manager: pluggy.PluginManager) -> NotificationSpecs:
+    """The manager's hooks, typed: pluggy's own relay is untyped."""
+    return cast(NotificationSpecs, manager.hook)

@@ -7,17 +7,15 @@ float tolerance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.rounds.executors.cohort import Cohort
 from fedbench.rounds.executors.sequential import Sequential
 
 if TYPE_CHECKING:
-    from fedbench.core.method.tasks import ClientTask
     from fedbench.core.spec import Training
-    from fedbench.core.types import Model, Update
+    from fedbench.core.types import Model
     from fedbench.plugins.assembly import Assembly
 
 SMALL = 5_000_000
@@ -35,28 +33,8 @@ def executor_named(name: str) -> ExecutorName:
     raise unknown_name("executor", name, EXECUTORS)
 
 
-class Executor(Protocol):
-    """Trains the clients of one exchange."""
-
-    description: str
-    """The executor that trained last, with the reason if it had to be the sequential one; for the log."""
-
-    def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
-        """The clients' updates in the order of ``tasks``, with what `after_training` adds. Nothing of a task but its
-        ``state`` is changed."""
-        ...
-
-    def told(self, reason: str) -> str:
-        """The description of clients who are trained one after another for that ``reason``."""
-        ...
-
-    def known(self) -> dict[str, str]:
-        """The facts about the run's clients that the executor relies on; checkpoints store them."""
-        ...
-
-    def recall(self, known: Mapping[str, str]) -> None:
-        """Rely on the facts ``known`` before an interruption, so that a resumed run decides alike."""
-        ...
+Executor = Sequential | Cohort
+"""Trains the clients of one exchange."""
 
 
 def executor_for(name: ExecutorName, training: Training, assembly: Assembly, model: Model, cores: int = 1) -> Executor:

@@ -90,12 +90,13 @@ class Cohort:
         self._plans: dict[Kind, Plan] = {}
         self._known: dict[str, str] = {}
         self.description = "cohort"
+        """The executor that trained last, with the reason if it had to be the sequential one; for the log."""
 
     def told(self, reason: str) -> str:
         return self._one_by_one.told(reason)
 
     def known(self) -> dict[str, str]:
-        """The plan of every kind of client met so far."""
+        """The plan of every kind of client met so far; checkpoints store it, so that a resumed run decides alike."""
         return self._known | {_lasting(kind): plan.as_text() for kind, plan in self._plans.items()}
 
     def recall(self, known: Mapping[str, str]) -> None:
@@ -176,6 +177,8 @@ class Cohort:
                         return Plan(None, reason="images of two clients need more memory than clients at once may take")
                     return Plan(gradients, max(at_once, 1))
                 reason = reason or "trained at once, it would get other gradients"
+            except Unworkable:
+                raise
             except OneClientOnly as error:
                 reason = str(error)
             except Exception as error:
@@ -397,7 +400,7 @@ def _is_untouched(before: Mapping[str, Tensors], after: Mapping[str, Tensors]) -
 
 def _in_words(error: Exception) -> str:
     """The error in a sentence of this package; records contain no message of Python or PyTorch."""
-    if isinstance(error, OneClientOnly | Disagreement | FedbenchError):
+    if isinstance(error, OneClientOnly | Changed | Disagreement | FedbenchError):
         return (str(error).splitlines() or ["it gives no reason"])[0]
     if isinstance(error, TypeError) and "mappingproxy" in str(error):
         return "it changes what the client keeps"

@@ -1,7 +1,7 @@
 """Local steps as graphs: on an accelerator what a step computes is recorded once and replayed.
 
 A step of a small network costs launches and Python there, not arithmetic (tests/bench/gpu.md). A graph launches all
-kernels of a step at once. They are those of the step itself, so the weights end with the same bits.
+kernels of a step at once. They are those of the step itself: its bits, but for sums that a card adds in any order.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from math import inf, isnan, nan
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -24,10 +25,15 @@ from fedbench.rounds.executors.stack import PerClient, flat_of, mapped
 IS_ON = os.environ.get("FEDBENCH_GRAPHS") != "0"
 """Whether steps are recorded at all."""
 MOST = 32
-"""The most graphs of a run. Each size of a batch has one, and clients end their epochs with batches of many sizes."""
+"""The most graphs of one way to compute a step. Each size of a batch has one, and clients end their epochs with
+batches of many sizes."""
 ROUNDING, CLOSE = 1e-5, 1e-3
 """The largest differences, relative to the largest value, that are taken for sums in another order: of any step, and of
 one that is not the same twice by itself either."""
+_LEAST = 1e-6
+"""The largest difference that counts as none."""
+_NO_NUMBER = 1e30
+"""What stands for NaN where results are compared, since a NaN also marks what a replay does not write."""
 
 
 class OneClientOnly(Exception):
@@ -129,7 +135,7 @@ class Graph:
             return torch.empty_like(_once(tensor), device=device).expand(tensor.shape)
 
         own = self._own = mapped(tensors, alike)
-        self._last: list[tuple[Tensor, int]] = []
+        self._last: list[tuple[ref[Tensor], int]] = []
         """The tensors under "client" that were copied last, and their versions."""
         self._step = step  # what it refers to stays where the graph reads it
         self._copy(tensors)
@@ -164,10 +170,10 @@ class Graph:
         """Put ``tensors`` where the graph reads them."""
         sources, own = dict(tensors), dict(self._own)
         client, read = flat_of(sources.pop("client")), flat_of(own.pop("client"))
-        last, self._last = self._last, [(tensor, tensor._version) for tensor in client]
+        last, self._last = self._last, [(ref(tensor), tensor._version) for tensor in client]
         pairs = list(zip(flat_of(own), flat_of(sources), strict=True))
-        for i, (tensor, version) in enumerate(self._last):
-            if not last or last[i][0] is not tensor or last[i][1] != version:
+        for i, tensor in enumerate(client):
+            if not last or last[i][0]() is not tensor or last[i][1] != tensor._version:
                 pairs.append((read[i], tensor))
         pairs = [(_once(to), _once(tensor)) for to, tensor in pairs]
         there = [(to, tensor) for to, tensor in pairs if tensor.device == to.device]
@@ -223,9 +229,10 @@ def _gap(one: Tensors, other: Tensors) -> float:
         return inf
     gaps = [0.0]
     for name, tensor in other.items():
-        pair = one[name].nan_to_num(), tensor.nan_to_num()  # a run that diverges says so itself
-        if not torch.equal(*pair):
-            gaps.append(float((pair[0] - pair[1]).abs().max() / pair[1].abs().max()))
+        # a run that diverges says so itself
+        pair = one[name].nan_to_num(_NO_NUMBER), tensor.nan_to_num(_NO_NUMBER)
+        if not torch.equal(*pair) and (gap := float((pair[0] - pair[1]).abs().max())) > _LEAST:
+            gaps.append(gap / max(float(pair[1].abs().max()), _LEAST))
     return inf if any(map(isnan, gaps)) else max(gaps)
 
 

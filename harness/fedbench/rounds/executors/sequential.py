@@ -52,6 +52,8 @@ class Sequential:
         return f"sequential: {reason}{steps}" if reason else f"sequential{steps}"
 
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
+        """The clients' updates in the order of ``tasks``, with what `after_training` adds. Nothing of a task but its
+        ``state`` is changed."""
         weight = next(iter(tasks[0].received.values()), None)
         is_refused = self._recording is not None and bool(self._recording.graphs.obstacle)
         if weight is not None and can_record(weight.device) and not is_refused:
@@ -108,7 +110,9 @@ class Recording:
             return self._hooks.local_gradients(step=step)
         self.is_due = False
         for name, value in step.buffers.items():
-            value.copy_(found.pop(BUFFER + name))
+            new = found.pop(BUFFER + name)
+            if name not in step.model.of_server:
+                value.copy_(new)
         loss = found.pop(LOSS)
         return StepGradients(found, loss)
 

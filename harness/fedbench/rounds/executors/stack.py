@@ -49,8 +49,9 @@ class StackedBatch:
         return table[self.clients, self.number, : max(self.sizes)]
 
     def own(self, tensor: Tensor) -> Tensor:
-        """The part (a, ...) of a tensor (K, ...) by client."""
-        return tensor[self.clients]
+        """The part (a, ...) of a tensor (K, ...) by client; the tensor itself where that is all of it."""
+        is_whole = isinstance(self.clients, slice) and len(self.sizes) == len(tensor)
+        return tensor if is_whole else tensor[self.clients]
 
     def by_size(self, device: torch.device) -> list[StackedBatch]:
         """The same clients by the size of their batch, none of them padded. Their positions lie on ``device``."""

@@ -291,6 +291,10 @@ class InProcess:
         return True
 
     def begin(self, spec: RunSpec, *, alone: bool = False) -> None:
+        for left in threading.enumerate():
+            # an interrupted run goes on until its next event, with generators of the whole process
+            if left.name == RUN_THREAD and left is not threading.current_thread():
+                left.join()
         self._thread = threading.Thread(target=self._attempt, args=(spec,), name=RUN_THREAD, daemon=True)
         self._thread.start()
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from fedbench.core.errors import REASON, FedbenchError, Unworkable, reason_of, shortened, text_of, traceback_of
 from fedbench.core.method.hooks import hookimpl
-from fedbench.core.method.notifications import Notifications
+from fedbench.core.method.notifications import NotificationSpecs
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
 
@@ -128,7 +128,7 @@ class Forward:
         self.emit(RunFinished(spec, info, result))
 
 
-def notify(hooks: Notifications, event: Event) -> None:
+def notify(hooks: NotificationSpecs, event: Event) -> None:
     """Call the notification hook of ``event`` on the listeners behind ``hooks``."""
     # pluggy hands an answer those of the fields that it names
     getattr(hooks, event.hook)(**vars(event))
