@@ -174,7 +174,7 @@ CASES = [
     ("map --suite toy.yaml --at dirichlet_alpha=100", r"over one axis or 2"),
     ("figure pie --suite longtail --output a.png", r"pie|fedbench run"),
     ("publish", r"give --suite NAME to run a suite, or --site FOLDER"),
-    ("publish --suite longtail --results x", r"--results and --code-url are for --site"),
+    ("publish --suite longtail --results x", r"--results is for --site"),
     ("new method fedprox", r"'fedprox' is a method already"),
     ("new method a+b", r"cannot be a method's name"),
     ("new method 3d", r"let it begin with a letter"),
