@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _ROUND = "server-round"
 """What every strategy of Flower tells clients."""
-_KINDS = {"dict": dict, "list": list, "float": float, "int": int}
+_KINDS = {"float": float, "int": int}
+_EMPTY = {"empty dict": dict, "empty list": list}
 _RECORD = "record"
 
 
@@ -149,7 +150,14 @@ def _kept(strategy: Any, fresh: Any, method: str) -> Tensors:
             kind, items = "list", dict(enumerate(value))
         else:
             kind, items = type(value).__name__, {"": value}
+        if kind in ("dict", "list") and not items and value != before.get(name):
+            kind, items = f"empty {kind}", {"": 0}
         for key, item in items.items():
+            if kind == "dict" and not isinstance(key, str):
+                raise FedbenchError(
+                    f"{method}: the strategy {type(strategy).__name__} keeps {name} from round to round by keys such "
+                    f"as {key!r}; only what is kept under texts can be stored with a run."
+                )
             if not isinstance(item, np.ndarray | np.generic | int | float) or isinstance(item, bool):
                 raise FedbenchError(
                     f"{method}: the strategy {type(strategy).__name__} keeps {name}, of the type "
@@ -180,6 +188,10 @@ def _restore(strategy: Any, kept: Tensors) -> None:
             value = items
         elif kind == "list":
             value = [items[str(number)] for number in range(len(items))]
-        else:
+        elif kind in _EMPTY:
+            value = _EMPTY[kind]()
+        elif kind in _KINDS:
             value = _KINDS[kind](items[""])
+        else:
+            value = items[""][()]  # an array, or a number of numpy's
         setattr(strategy, name, value)

@@ -13,6 +13,7 @@ from fedbench_boards.advice.evidence import (
     SHIPPED,
     Evidence,
     Measures,
+    evidence_of,
     measures_of,
     read_counts,
     read_evidence,
@@ -161,12 +162,6 @@ def test_where_another_choice_is_itself_the_first_its_lead_over_itself_counts_fo
     assert {choice.label: choice.half_width for choice in others}["next"] == math.inf
 
 
-def test_without_labels_a_row_that_sends_nothing_but_trains_is_left_out():
-    known = evidence({"fedavg": [50] * 3, "alone": [90] * 3}, [0, 1, 2], alone={"megabytes": 0.0})
-    with pytest.raises(FedbenchError, match="loosen one"):
-        advise(known, measures(), "fedavg", Constraints(has_labels=False))
-
-
 def test_constraints_leave_out_rows():
     known = evidence(
         {"fedavg": [50] * 3, "big": [90] * 3, "unlabelled": [55] * 3, "server": [95] * 3, "still": [40] * 3},
@@ -182,12 +177,10 @@ def test_constraints_leave_out_rows():
 
     assert labels() == ["big", "unlabelled", "fedavg"]
     assert labels(most_megabytes=10.0) == ["unlabelled", "fedavg", "still"]
-    assert labels(has_labels=False) == ["unlabelled", "still"]
-    assert labels(has_server_data=True)[0] == "server"
     with pytest.raises(FedbenchError, match="with a score for what is needed"):
         advise(known, measures(), "fedavg", Constraints(needs="personal"))
     with pytest.raises(FedbenchError, match="loosen one"):
-        advise(known, measures(), "fedavg", Constraints(has_labels=False, most_megabytes=-1.0))
+        advise(known, measures(), "fedavg", Constraints(most_megabytes=-1.0))
 
 
 def test_far_away_it_says_so():
@@ -202,6 +195,18 @@ def test_few_settings_and_no_baseline_are_refused():
         advise(evidence({"fedavg": [1, 2]}, [0, 1]), measures(), "fedavg")
     with pytest.raises(FedbenchError, match="no row 'fedprox'"):
         advise(evidence({"fedavg": [1] * 3}, [0, 1, 2]), measures(), "fedprox")
+    one, two = (evidence({"fedavg": [1] * 3}, [0, 1, 2], fedavg={"backbone": name}).runs for name in "ab")
+    with pytest.raises(FedbenchError, match="'fedavg' on several backbones"):
+        advise(Evidence(pd.concat([one, two])), measures(), "fedavg")
+
+
+def test_a_federation_of_which_the_first_clients_are_recorded_has_all_its_clients(monkeypatch):
+    recorded = {"class_counts": [[1, 1], [2, 2]], "clients": 5000}
+    monkeypatch.setattr("fedbench_boards.advice.evidence.load_federations", lambda uri, runs: {"m": recorded})
+    run = {"suite": "s", "setting": "a", "seed": 0, "row": "r · b", "method": "r", "backbone": "b", "dataset": "d"}
+    run |= {"run_id": "1", "mlflow_id": "m", "commit": "c", "untrained": False, "trainable_parameters": "1"}
+    run |= {"row_settings": '{"labels": "visible"}', "server_data": "", "cohort_size": 50, "num_clients": 5000}
+    assert evidence_of("", pd.DataFrame([run])).places["a"].clients == math.log10(5000)
 
 
 def test_counts_are_read_in_both_forms(tmp_path):
@@ -224,6 +229,9 @@ def test_counts_are_read_in_both_forms(tmp_path):
         ("client,cat,dog\na,x,2\n", "whole numbers"),
         ("client,cat,dog\na,,2\n", "whole numbers"),
         ("client,cat,dog\na,1,2,3\n", "needs the column client"),
+        ("client,client ,cat,dog\na,b,1,2\n", "several columns called 'client'"),
+        ("client,cat,cat ,dog\na,1,2,3\n", "several columns called 'cat'"),
+        ("client,cat,cat\na,1,2\n", "several columns called 'cat'"),
         ("client,label\na,cat\nb,\n", "lacks its label"),
         ("client,label,weight\na,cat,1\n", "whole numbers"),
     ],
@@ -248,3 +256,6 @@ def test_evidence_is_read_as_it_was_written(tmp_path):
         read_evidence(tmp_path / "other.csv")
     with pytest.raises(FedbenchError, match="no evidence in"):
         read_evidence(tmp_path / "none.csv")
+    write_evidence(Evidence(known.runs.assign(personal="high")), tmp_path / "words.csv")
+    with pytest.raises(FedbenchError, match="needs numbers for .*personal"):
+        read_evidence(tmp_path / "words.csv")

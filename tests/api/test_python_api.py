@@ -164,6 +164,8 @@ def test_figures_are_those_of_the_command(results):
     drawn = results.plot()
     assert isinstance(drawn, Figure) and len(drawn.axes) == 1 and len(drawn.axes[0].lines) == 2
     assert results.plot("gains").axes
+    with pytest.raises(fedbench.FedbenchError, match="unknown test 'welch'.*Known: t, wilcoxon"):
+        results.table(test="welch")
     with pytest.raises(fedbench.FedbenchError, match="unknown kind of figure 'pie'"):
         results.plot("pie")
     with pytest.raises(fedbench.FedbenchError, match="unknown method of these runs 'moon'"):

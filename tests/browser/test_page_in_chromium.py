@@ -83,7 +83,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     board.to_csv(made / "leaderboard.csv", index=False)
     command = "fedbench leaderboard --suite toy --output " + "a-long-folder-name/" * 6
     federations = {"0-0-0": {**federation, "groups": {}}}
-    write_page(made / "index.html", "toy", "A toy suite", results, frames.board_of(board), curves, federations, command)
+    read = frames.read_of(results, frames.board_of(board), curves, description="A toy suite")
+    write_page(made / "index.html", read, federations, command)
     return made
 
 

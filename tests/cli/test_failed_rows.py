@@ -27,7 +27,7 @@ from fedbench_boards.leaderboard.latex import to_latex
 from fedbench_boards.leaderboard.page import write_page
 from fedbench_boards.leaderboard.reading import baseline_named, metric_named
 from fedbench_boards.leaderboard.results import load_results, load_runs, reason_of
-from tests.leaderboard.frames import board_of, leaderboard
+from tests.leaderboard.frames import board_of, leaderboard, read_of
 
 DIVERGED = "training diverged in round 3: the loss of client 7 is NaN; lower training.lr or clip the gradients of it"
 HOSTILE = "<script>alert(1)</script> | [x](javascript:alert(1)) `a` *b* & 50 % #1 {c}_d $e$ ~^\\ \x1b[31m\nend"
@@ -119,7 +119,8 @@ def page(board: pd.DataFrame, mixed: Suite, folder: Path) -> str:
     file = folder / "index.html"
     results = load_runs(mixed.uri, "toy").finished
     curves = pd.DataFrame({"mlflow_id": results["mlflow_id"], "round": 1, "global_accuracy": 50.0})
-    write_page(file, "toy", "", results, board_of(board), pd.concat([curves, curves.assign(round=2)]), {}, "fedbench")
+    read = read_of(results, board_of(board), pd.concat([curves, curves.assign(round=2)]))
+    write_page(file, read, {}, "fedbench")
     return file.read_text("utf-8")
 
 

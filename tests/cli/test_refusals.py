@@ -12,7 +12,7 @@ import pytest
 
 from fedbench.core.errors import FedbenchError
 from fedbench.suites.suite import load_suite, parse_suite
-from fedbench_boards.leaderboard.published import check_published, published_folder, published_of
+from fedbench_boards.leaderboard.published import _NEEDED, check_published, published_folder, published_of
 
 LONG = "9" * 5000
 SMALL = "--set 'dataset=embedded?train=200&test=40' clients=2 min_client_size=1"
@@ -174,7 +174,7 @@ CASES = [
     ("map --suite toy.yaml --at dirichlet_alpha=100", r"over one axis or 2"),
     ("figure pie --suite longtail --output a.png", r"pie|fedbench run"),
     ("publish", r"give --suite NAME to run a suite, or --site FOLDER"),
-    ("publish --suite longtail --results x", r"--results and --code-url are for --site"),
+    ("publish --suite longtail --results x", r"--results is for --site"),
     ("new method fedprox", r"'fedprox' is a method already"),
     ("new method a+b", r"cannot be a method's name"),
     ("new method 3d", r"let it begin with a letter"),
@@ -364,9 +364,12 @@ def test_published_numbers_of_ones_own_lie_beside_the_suite(tmp_path):
     with pytest.raises(FedbenchError, match="line 9, published: unknown file of published numbers 'mine'"):
         check_published(suite, published_folder(None))
     (tmp_path / "mine.csv").write_text("method,metric,value\n")
+    with pytest.raises(FedbenchError, match="mine.csv' lack the column table, dataset, "):
+        check_published(suite, published_folder(None))
+    (tmp_path / "mine.csv").write_text(",".join(_NEEDED) + "\n")
     check_published(suite, published_folder(None))
     found = published_of(suite, published_folder(None))
-    assert found is not None and list(found.facts) == ["method", "metric", "value"]
+    assert found is not None and list(found.facts) == list(_NEEDED)
 
 
 def test_values_that_every_yaml_reads_alike_are_read():

@@ -19,6 +19,7 @@ import pytest
 from mlflow import MlflowClient
 
 from fedbench.cli.app import main
+from fedbench.cli.commands.mapping import _folder_of
 from fedbench.core.errors import FedbenchError
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
@@ -97,6 +98,14 @@ def test_a_true_folder_is_in_order(made: Made, capsys: pytest.CaptureFixture[str
     assert str(made.place) not in json.dumps(manifest)
 
 
+def test_a_folder_may_be_in_ones_home(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert call("leaderboard", "--suite", made.suite, "--store", made.store, "--output", "~/boards") == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["boards"]
+    assert _folder_of(load_suite(made.suite), Path("~/boards")) == tmp_path / "boards" / "toy"
+
+
 def test_plain_tables_are_read_and_then_compressed(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,15 +114,18 @@ def test_plain_tables_are_read_and_then_compressed(
     for name in ("results.csv", "leaderboard.csv"):
         (folder / name).write_bytes(gzip.decompress(before[f"{name}.gz"]))
         (folder / f"{name}.gz").unlink()
-    (folder / "leaderboard.tex").write_text("a table")
-    plain = ("results.csv", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "index.html")
+    plain = ("results.csv", "leaderboard.csv", "leaderboard.md", "index.html")
     in_manifest(files=digests(folder, plain))(folder)
     assert call("leaderboard", "--results", str(folder), "--suite", made.suite) == 0
     assert call("submit", str(folder), "--suite", made.suite) == 0
     assert "its tables are compressed now" in capsys.readouterr().out
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    # what nothing was checked of stays
+    (folder / "leaderboard.tex").write_text("a table")
+    (folder / "results.csv").write_bytes(gzip.decompress(before["results.csv.gz"]))
     assert call("submit", str(folder), "--suite", made.suite) == 0
     assert "compressed" not in capsys.readouterr().out
+    assert (folder / "leaderboard.tex").is_file() and (folder / "results.csv").is_file()
 
 
 @pytest.mark.parametrize("shape", ["csv", "md", "latex", "table"])

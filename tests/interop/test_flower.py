@@ -9,8 +9,11 @@ It pins older versions of what fedbench uses, so it is no test dependency. To ru
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +22,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.scenario import Scenario
 from fedbench.kinds.registry import plugins_everywhere
 from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench_flower.methods import _kept, _restore
 
 needs_flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 needs_datasets = pytest.mark.skipif(
@@ -143,6 +147,20 @@ def test_other_strategies_resume_and_one_that_configures_clients_is_refused(meth
     testing.check_resumes(["flower-momentum", "flower-median"])
     with pytest.raises(FedbenchError, match=r"FedProx tells clients how to train \(proximal-mu\)"):
         trained("flower-prox")
+
+
+def test_what_a_strategy_keeps_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "flwr.app", SimpleNamespace(ArrayRecord=ModuleType, Array=np.asarray))
+    kept = SimpleNamespace(best=np.float64(0.5), mean=np.array([1.0, 2.0]), last=3, seen=[], by={"a": 1.0}, none={})
+    fresh = SimpleNamespace(best=None, mean=None, last=0, seen=[7], by={}, none={})
+    again = SimpleNamespace(**vars(fresh))
+    stored = _kept(kept, fresh, "mine")
+    _restore(again, stored)
+    assert (type(again.best), again.best, again.last, again.seen) == (np.float64, 0.5, 3, [])
+    assert again.mean.tolist() == [1.0, 2.0] and again.by == {"a": 1.0} and "none/empty dict/" not in stored
+    with pytest.raises(FedbenchError, match="keeps by from round to round by keys such as 3"):
+        _kept(SimpleNamespace(by={3: 1.0}), fresh, "mine")
 
 
 @needs_datasets

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedbench.suites.suite import single
 from fedbench_boards.leaderboard import board
 from fedbench_boards.leaderboard.comparable import Difference
 from fedbench_boards.leaderboard.formats import flat
@@ -23,7 +24,8 @@ from fedbench_boards.leaderboard.model import (
     ScoreCell,
     Table,
 )
-from fedbench_boards.leaderboard.rows import ON_NETWORK
+from fedbench_boards.leaderboard.reading import ReadResults
+from fedbench_boards.leaderboard.results import StoredResults
 
 _TEXTS = ("setting", "scale", "dataset", "scenario", "method", "backbone", "server_data", "not_on_unseen")
 _COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
@@ -49,8 +51,7 @@ def _table(block: list[dict[Any, Any]]) -> Table:
 
 def _line(line: Mapping[Any, Any]) -> Line:
     means = [name.removesuffix("_mean") for name in line if name.endswith("_mean")]
-    stated = [name for name in means if name.startswith(ON_NETWORK)]
-    metrics = [name for name in means if name not in (*_NO_METRICS, *stated)]
+    metrics = [name for name in means if name not in _NO_METRICS]
     rank = _of(line, "rank", None)
     return Line(
         row=line["row"],
@@ -63,7 +64,7 @@ def _line(line: Mapping[Any, Any]) -> Line:
         seeds=tuple(int(seed) for seed in str(line["seed_list"]).split(", ")),
         settings=json.loads(_of(line, "settings", "{}")),
         cells={name: _cell(line, name) for name in metrics},
-        costs={name: _of(line, f"{name}_mean", math.nan) for name in (*_COSTS, *stated)},
+        costs={name: _of(line, f"{name}_mean", math.nan) for name in _COSTS},
         delta=Delta(
             _cell(line, "delta"),
             int(_of(line, "delta_seeds", 0)),
@@ -122,3 +123,10 @@ def _by_seed(line: Mapping[Any, Any], name: str) -> dict[int, str]:
 def _of(line: Mapping[Any, Any], name: str, default: Any) -> Any:
     value = line.get(name, default)
     return default if value is default or pd.isna(value) else value
+
+
+def read_of(results: pd.DataFrame, board: Board, curves: pd.DataFrame | None = None, **suite: Any) -> ReadResults:
+    """What a page is written of; ``suite`` are fields of its suite."""
+    toy = single().model_copy(update={"name": "toy", "description": "", **suite})
+    curves = pd.DataFrame({"mlflow_id": []}) if curves is None else curves
+    return ReadResults(toy, StoredResults(results, results.iloc[:0]), results, curves, board)

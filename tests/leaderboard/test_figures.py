@@ -1,6 +1,7 @@
 """Figures: the points they are drawn from by hand, what is drawn, and files that are the same every time."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,12 +13,14 @@ from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RunInfo, RunResult
 from fedbench.rounds.loop import predict, start
+from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
 from fedbench.testing import tiny_run, tiny_spec
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.schema import store_uri
+from fedbench.workflow.results import load
 from fedbench_boards.leaderboard import drawing, figures
 from fedbench_boards.leaderboard.drawing import Point, by_row, swept
 from fedbench_boards.leaderboard.figures import owners_of
@@ -33,6 +36,7 @@ rows:
   - {method: fedprox, set: {fedprox.mu: [0.01, 0.1, 1.0], lr: [0.1, 0.2]}}
 """
 ACCURACY = "final/global_accuracy"
+MINE = parse_suite(SUITE, "mine.yaml")
 
 
 @pytest.fixture
@@ -56,6 +60,41 @@ def test_points_are_means_over_seeds_at_the_values_of_a_setting(results):
         swept(results, ["rounds"], "global_accuracy")
     with pytest.raises(FedbenchError, match=r"unknown setting of these runs 'fedprox.nu'.*'fedprox.mu'"):
         swept(results, ["fedprox.nu"], "global_accuracy")
+
+
+def test_lines_of_one_method_that_differ_in_more_than_the_swept_setting_are_lines_of_their_own(results):
+    two = pd.concat([results, results.assign(backbone="resnet8", **{ACCURACY: 90.0})])
+    series = swept(two[two["row"].str.contains("lr=0.1")], ["fedprox.mu"], "global_accuracy")
+    assert list(series) == ["fedprox [backbone=clip:embedded]", "fedprox [backbone=resnet8]"]
+    assert [[point.at for point in points] for points in series.values()] == [[(0.01,), (0.1,), (1.0,)]] * 2
+    rates = swept(results, ["fedprox.mu"], "global_accuracy")
+    assert list(rates) == ["fedprox [lr=0.1]", "fedprox [lr=0.2]"]
+
+
+def test_figures_of_rows_are_of_the_newest_protocol_and_say_so(results):
+    fedavg = results[results["method"] == "fedavg"]
+    short = fedavg.assign(rounds="2", mlflow_id=fedavg["mlflow_id"] + "b", **{ACCURACY: 10.0})
+    runs, title = figures._newest(pd.concat([results, short]))
+    assert title == "only the newest runs: rounds=2" and list(runs["mlflow_id"]) == list(short["mlflow_id"])
+    assert figures._newest(results)[1] == "" and len(figures._newest(results)[0]) == len(results)
+    made = figures.drawn("gains", "", MINE, pd.concat([short, results]), Settings(Path(), Path()))
+    assert made.get_suptitle() == f"only the newest runs: rounds={results['rounds'].iloc[0]}"
+
+
+def test_a_sweep_ranked_by_own_models_has_rows_with_one_model(results):
+    own = MINE.model_copy(update={"headline": "personal_mean_client_accuracy"})
+    one_model = results.drop(columns=[name for name in results if "personal" in name])
+    made = figures.drawn(
+        "sweep", "", own, one_model, Settings(Path(), Path()), by=("fedprox.mu",), methods=("fedprox",)
+    )
+    assert len(made.axes[0].containers) == 2
+    with pytest.raises(FedbenchError, match="unknown accuracy in these results 'few_shot_accuracy'"):
+        few = MINE.model_copy(update={"headline": "few_shot_accuracy"})
+        figures.drawn("sweep", "", few, results, Settings(Path(), Path()), by=("fedprox.mu",))
+    with pytest.raises(FedbenchError, match="no run has an accuracy of head and tail"):
+        figures.drawn(
+            "gap", "", MINE, results.drop(columns="final/tail_accuracy"), Settings(Path(), Path()), by=("lr",)
+        )
 
 
 def test_a_line_has_the_points_and_a_log_scale_where_values_span_decades(results):
@@ -114,7 +153,8 @@ def test_rounds_are_a_panel_a_group_and_a_line_a_row(results):
 
 def test_rows_of_one_method_on_two_backbones_are_two_lines():
     rows = ["fedavg · resnet8", "fedavg · clip:embedded", "fedbn · resnet8", "fedavg · resnet8"]
-    assert owners_of(pd.DataFrame({"mlflow_id": list("abcd"), "row": rows})) == {
+    alike = {"method": "m", "backbone": "b", "tune": "t", "precision": "p", "row_settings": "{}", "seed": range(4)}
+    assert owners_of(pd.DataFrame({"mlflow_id": list("abcd"), "row": rows, **alike})) == {
         "a": "fedavg · resnet8",
         "b": "fedavg · clip:embedded",
         "c": "fedbn",
@@ -254,5 +294,7 @@ def test_figures_of_measures_and_models_are_drawn_from_a_store(tmp_path):
         drawn = runner.invoke(app, ["figure", kind, *given, "-o", str(file), "--data-dir", str(tmp_path), *more])
         assert drawn.exit_code == 0, (kind, drawn.output)
         assert file.read_bytes()[:4] == b"\x89PNG"
+    # of all suites of a store as well
+    assert load(tmp_path / "store").plot("layers", methods="cka+drift").axes
     refused = runner.invoke(app, ["figure", "layers", *given, "-o", str(tmp_path / "x.png"), "--metric", "cka_nobody"])
     assert refused.exit_code == 2 and "have measured no cka_nobody" in refused.output

@@ -40,12 +40,12 @@ from fedbench_boards.leaderboard.formats import render_terminal, to_csv, to_mark
 from fedbench_boards.leaderboard.latex import escape, to_latex
 from fedbench_boards.leaderboard.own_models import UNTRAINED_NOTE, is_untrained
 from fedbench_boards.leaderboard.page import write_page
-from fedbench_boards.leaderboard.reading import Link, ReadingOptions, baseline_named, metric_named
+from fedbench_boards.leaderboard.reading import ReadingOptions, baseline_named, metric_named
 from fedbench_boards.leaderboard.results import _line, load_curves, load_federations, load_results
-from fedbench_boards.leaderboard.rows import DIFFER, is_tracked, ranges, rounds_to_target
+from fedbench_boards.leaderboard.rows import DIFFER, is_tracked, ranges, reached
 from fedbench_boards.leaderboard.tables import TIED, in_words, text_tables
 from fedbench_boards.statistics import Test
-from tests.leaderboard.frames import board_of, leaderboard
+from tests.leaderboard.frames import board_of, leaderboard, read_of
 
 LONGTAIL = Scenario(imbalance="exponential", partition="dirichlet", participation=0.4)
 # seed -> head, tail; accuracy is between them
@@ -394,7 +394,7 @@ def test_seeds_by_two_versions_of_a_method_are_two_rows_and_never_one_mean(tmp_p
     split = "seeds by another version of fedprox are a row of their own"
     assert all(split in caption for caption in board["caption"])
     write(results, board_of(board), tmp_path, "")
-    write_page(tmp_path / "page.html", "s", "", results, board_of(board), pd.DataFrame({"mlflow_id": []}), {}, "")
+    write_page(tmp_path / "page.html", read_of(results, board_of(board)), {}, "")
     texts = [to_csv(board_of(board)), (tmp_path / "leaderboard.md").read_text("utf-8"), to_latex(board_of(board))]
     for text in (*texts, (tmp_path / "page.html").read_text("utf-8"), shown(board)):
         assert all(f"code={8 * letter}" in text for letter in "ab") and "65.0" not in text
@@ -938,13 +938,15 @@ def test_the_target_says_whose_baseline_it_is() -> None:
 )
 def test_the_first_round_at_a_target_counts(curve: dict[int, float], target: float, rounds: int | None) -> None:
     curves = pd.DataFrame({"mlflow_id": "a", "round": list(curve), "global_accuracy": list(curve.values())})
-    assert rounds_to_target(curves, ["a"], "global_accuracy", target) == [rounds]
+    first = reached(curves, ["a"], "global_accuracy", target)["round"]
+    assert [None if math.isnan(number) else number for number in first] == [rounds]
 
 
 def test_a_target_of_a_metric_of_which_less_is_better_is_reached_from_above() -> None:
     spread = "std_client_accuracy"
     curves = pd.DataFrame({"mlflow_id": ["a"] * 3 + ["b"] * 3, "round": [0, 2, 4] * 2, spread: [9, 6, 3, 9, 8, 7]})
-    assert rounds_to_target(curves, ["a", "b"], spread, 6.0) == [2, None]
+    first = reached(curves, ["a", "b"], spread, 6.0)["round"]
+    assert first["a"] == 2 and list(first.index) == ["a", "b"] and math.isnan(first["b"])
 
 
 def test_a_metric_of_which_neither_more_nor_less_is_better_has_no_target() -> None:
@@ -984,22 +986,6 @@ def test_what_is_spent_until_a_target_is_a_mean_over_the_seeds_that_reach_it() -
     assert np.isnan(row["seconds_to_target_mean"])  # runs of a version that kept no seconds
     [row] = leaderboard(results, curves=curves, target=60).to_dict("records")
     assert (row["rounds_to_target_mean"], row["bytes_to_target_mean"]) == (3.0, 5.5e6)
-
-
-def test_sending_at_a_stated_rate_is_a_column_of_seconds() -> None:
-    results = made(table_of({"fedavg": [60], "clip-zs": [50]}))
-    results["cohort_size"], results["rounds"] = 8, 20
-    results.loc[results["method"] == "clip-zs", ["final/bytes_up", "final/bytes_down"]] = 0.0
-    link = Link.parse("10,50")
-    rows = leaderboard(link.column(results)).set_index("method")
-    name = "seconds at 10 Mbit/s, 50 ms_mean"
-    # 2 MB by 8 clients: 0.25 MB, so 2 Mbit each at 10 a second; 20 rounds of 0.1 s; who sends nothing waits for nothing
-    assert rows[name].to_dict() == {"fedavg": pytest.approx(0.2 + 2), "clip-zs": 0.0}
-    assert "s at 10 Mbit/s, 50 ms" in shown(leaderboard(link.column(results)))
-    assert Link.parse("0.5") == Link(0.5, 0.0)
-    for wrong in ("0", "-1", "ten", "10,", "10,5,1", ""):
-        with pytest.raises(FedbenchError, match="write Mbit/s, or Mbit/s,ms"):
-            Link.parse(wrong)
 
 
 def test_rounds_to_target_are_the_first_evaluated_ones_at_what_the_baseline_ends_with() -> None:
@@ -1190,6 +1176,10 @@ def test_federations_are_read_by_run_and_left_out_where_a_run_has_none(curved: s
     folder = Path(client.get_run(without).info.artifact_uri.removeprefix("file://"))
     (folder / "federation.json").unlink()
     assert load_federations(curved, results) == {with_it: counts}
+    (folder / "federation.json").write_text("{")
+    with pytest.raises(FedbenchError, match=f"federation.json of run {without} can't be read"):
+        load_federations(curved, results)
+    (folder / "federation.json").unlink()
     assert load_federations(curved, results.iloc[1:]) == {}
 
 
@@ -1304,7 +1294,7 @@ def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeyp
     given: dict[str, Any] = {}
 
     def write_page(path: Path, *arguments: Any) -> None:
-        names = ("suite_name", "description", "results", "board", "curves", "federations", "command", "found")
+        names = ("read", "federations", "command")
         given.update(zip(names, arguments, strict=True))
         path.write_text("<html>", encoding="utf-8")
 
@@ -1318,10 +1308,11 @@ def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeyp
         "manifest.json",
         "results.csv.gz",
     ]
-    assert (given["suite_name"], len(given["results"]), len(given["board"].lines)) == ("longtail", 6, 3)
+    read = given["read"]
+    assert (read.suite.name, len(read.results), len(read.board.lines)) == ("longtail", 6, 3)
     assert given["command"] == "fedbench leaderboard --suite longtail --metric head"
     # a run of before is superseded, the six that count have round 0
-    assert (len(given["curves"]), len(given["federations"])) == (6, 6)
+    assert (len(read.curves), len(given["federations"])) == (6, 6)
     assert invoke(uri, "--format", "html").stdout == "<html>"
 
 

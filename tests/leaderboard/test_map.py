@@ -14,6 +14,8 @@ from fedbench_boards.leaderboard.across_figures import critical_differences, fig
 from fedbench_boards.leaderboard.formats import to_markdown
 from fedbench_boards.leaderboard.model import Board, Line, ScoreCell, Table
 from fedbench_boards.leaderboard.page import write_page
+from fedbench_boards.leaderboard.reading import ReadResults
+from fedbench_boards.leaderboard.results import StoredResults
 from fedbench_boards.leaderboard.rows import compared
 from fedbench_boards.statistics import Test
 
@@ -185,7 +187,7 @@ def map_of_three_axes(found):
     return replace(found, axes={**found.axes, "third": ("a", "b")})
 
 
-def test_the_page_has_the_map_and_the_ranking(tmp_path, board, found):
+def test_the_page_has_the_map_and_the_ranking(tmp_path, board, curves):
     results = pd.DataFrame(
         [
             {"row": one.row, "setting": one.setting, "seed": seed, "run_id": run, "mlflow_id": one.mlflow_ids[seed]}
@@ -195,7 +197,9 @@ def test_the_page_has_the_map_and_the_ranking(tmp_path, board, found):
             for seed, run in one.runs.items()
         ]
     )
-    write_page(tmp_path / "index.html", "toy", "a toy", results, board, pd.DataFrame({"mlflow_id": []}), {}, "x", found)
+    suite = SUITE.model_copy(update={"name": "toy", "description": "a toy"})
+    read = ReadResults(suite, StoredResults(results, results[:0]), results, curves, board)
+    write_page(tmp_path / "index.html", read, {}, "x")
     html = (tmp_path / "index.html").read_text("utf-8")
     assert html.count('class="mapped"') == 3 + 1 + 3  # leaders, two margins; costs; a view a row
     assert '<a href="#table-1">' in html and 'class="tied"' in html

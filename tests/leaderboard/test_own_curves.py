@@ -19,6 +19,7 @@ from fedbench_boards.leaderboard.figures import _of_rounds
 from fedbench_boards.leaderboard.page.data import page_of
 from fedbench_boards.leaderboard.results import GROUPS, load_curves, load_results
 from fedbench_boards.leaderboard.rows import is_tracked
+from tests.leaderboard.frames import read_of
 
 OWN, SHARED, OVERALL = "personal_mean_client_accuracy", "mean_client_accuracy", "global_accuracy"
 CHOSEN = "selected_unseen_domain_accuracy"
@@ -86,7 +87,7 @@ def test_rounds_are_counted_to_what_own_models_reach_and_the_page_draws_them(sto
     # by a metric that fedpcl has in no round it has no curve, though it has one of own models
     general = leaderboard(results, headline=OVERALL, curves=curves, target=11).tables[0]
     assert [line.milestone.text for line in general.lines if line.label == "fedpcl"] == [""]
-    page = page_of("personal", "", results, board, curves, {}, "")
+    page = page_of(read_of(results, board, curves), {}, "")
     drawn = str(page.sections[0].charts[0])
     assert "own models after every evaluated round" in drawn and drawn.count("<polyline") + drawn.count("<path") >= 3
 

@@ -16,7 +16,7 @@ from fedbench_boards.leaderboard.page.charts import Series, against_cost, heat_m
 from fedbench_boards.leaderboard.page.data import page_of
 from fedbench_boards.leaderboard.page.sections import sentence
 from fedbench_boards.leaderboard.page.svg import linear, logarithmic, polyline
-from tests.leaderboard.frames import board_of
+from tests.leaderboard.frames import board_of, read_of
 
 NASTY = """<script>alert("x")</script> & 'co'"""
 VOID = {"meta", "link", "br", "input", "img", "hr"}
@@ -149,9 +149,10 @@ FEDERATION = {"classnames": ["cat", NASTY], "class_counts": [[5, 0], [1, 7]], "g
 def written(folder: Path, board: pd.DataFrame, curves: pd.DataFrame | None = None, **given: Any) -> tuple[str, Reader]:
     """The page of a board, and what stands in it."""
     file = folder / "page.html"
-    arguments: dict[str, Any] = {"suite_name": "toy", "description": "Toys", "federations": {}, "command": "fedbench x"}
+    federations, command = given.pop("federations", {}), given.pop("command", "fedbench x")
     curves = pd.DataFrame(columns=["mlflow_id", "run_id", "round"]) if curves is None else curves
-    write_page(file, results=RESULTS, board=board_of(board), curves=curves, **{**arguments, **given})
+    read = read_of(RESULTS, board_of(board), curves, **{"description": "Toys", **given})
+    write_page(file, read, federations, command)
     html = file.read_text(encoding="utf-8")
     reader = Reader()
     reader.feed(html)
@@ -212,7 +213,7 @@ def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
         tmp_path,
         board,
         curves_of("fedavg00", "fedavg01"),
-        suite_name=NASTY,
+        name=NASTY,
         description=NASTY,
         command=NASTY,
         federations={"fedavg00": FEDERATION},
@@ -334,7 +335,7 @@ def test_runs_of_the_same_code_and_data_are_one_line(tmp_path: Path, board: pd.D
         ]
     ).assign(started=pd.Timestamp("2025-01-02", tz="UTC"))
     page = tmp_path / "own.html"
-    write_page(page, "toy", "", results, board_of(board), pd.DataFrame({"mlflow_id": []}), {}, "")
+    write_page(page, read_of(results, board_of(board)), {}, "")
     table = page.read_text("utf-8").partition('class="runs"')[2].partition("</table>")[0]
     cells = [re.findall(r"<t[hd][^>]*>([^<]*)", line) for line in table.splitlines() if line.startswith("<tr><th")]
     assert cells == [
@@ -448,7 +449,7 @@ def test_a_page_that_cannot_be_written_is_one_message(tmp_path: Path, board: pd.
 
 
 def test_the_header_counts_what_was_compared(board: pd.DataFrame) -> None:
-    page = page_of("toy", "", RESULTS, board_of(board), pd.DataFrame(), {}, "")
+    page = page_of(read_of(RESULTS, board_of(board), pd.DataFrame()), {}, "")
     facts = dict(page.facts)
     assert facts["methods"] == "2" and facts["runs"] == "2" and facts["seeds"] == "0, 1"
     assert facts["run on"] == "2025-01-02 to 2025-01-03" and facts["commit"] == "ccccccc"

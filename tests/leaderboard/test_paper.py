@@ -62,7 +62,7 @@ def test_columns_order_groups_caption_and_label() -> None:
     head = next(line for line in first.splitlines() if line.startswith("method"))
     assert head == r"method & MB & accuracy \\"
     assert first.index(r"\emph{Baselines \& co}") > first.index("fedprox")
-    assert r"\caption[Methods under 50 \% skew]{Methods under 50 \% skew. Bold" in first
+    assert r"\caption[{Methods under 50 \% skew}]{Methods under 50 \% skew. Bold" in first
     assert r"\label{tab:skew}" in first and r"\label{tab:skew-1}" in text
 
 
@@ -73,6 +73,16 @@ def test_settings_stand_side_by_side() -> None:
     assert r"\cmidrule(lr){2-2}\cmidrule(lr){3-3}" in text
     assert r"moon & \textbf{81.7 $\pm$ 2.1} & -- \\" in text
     assert r"fedavg & 61.0 $\pm$ 1.0 & \textbf{51.0 $\pm$ 1.0} \\" in text
+
+
+def test_a_setting_without_the_chosen_column_is_not_beside_the_others() -> None:
+    runs = results()
+    runs["final/tail_accuracy"] = runs["final/global_accuracy"].where(runs["setting"] == "tail")
+    board = leaderboard(runs, settings=("skew & more", "tail"))
+    text = to_paper(board, runs, PaperOptions(across=True, columns=("tail",)))
+    assert r"\begin{tabular}{lr}" in text and r" & \multicolumn{1}{c}{tail} \\" in text
+    assert r"\cmidrule(lr){2-2}" in text
+    assert "multicolumn{0}" not in text and "moon" not in text
 
 
 def test_settings_side_by_side_are_captioned_by_what_they_share() -> None:
@@ -120,7 +130,7 @@ def test_a_group_is_written_as_a_name_and_rows() -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not on the PATH")
 def test_it_compiles(tmp_path: Path) -> None:
-    body = paper(across=True, groups=(("Baselines", ("fedavg",)),), caption="Σ", label="tab:x").replace("Σ", "sum")
+    body = paper(across=True, groups=(("Baselines", ("fedavg",)),), caption="[Σ]", label="tab:x").replace("Σ", "sum")
     (tmp_path / "x.tex").write_text(
         "\\documentclass{article}\\usepackage{booktabs,graphicx}\\begin{document}" + body + "\\end{document}",
         encoding="utf-8",

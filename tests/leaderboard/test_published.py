@@ -117,6 +117,16 @@ def test_a_key_picks_lines_and_unknown_columns_and_files_are_refused():
         load_published("clip2f", FOLDER)
 
 
+def test_a_file_of_ones_own_has_all_columns_and_numbers(tmp_path):
+    facts = load_published("clip2fl", FOLDER).head(2)
+    facts.assign(value=["1.5", "n/a"]).to_csv(tmp_path / "mine.csv", index=False)
+    with pytest.raises(FedbenchError, match=r"mine.csv', line 3: value 'n/a' is no number"):
+        load_published("mine", tmp_path)
+    facts.drop(columns=["backbone", "group"]).to_csv(tmp_path / "mine.csv", index=False)
+    with pytest.raises(FedbenchError, match=r"mine.csv' lack the column backbone, group"):
+        load_published("mine", tmp_path)
+
+
 @pytest.mark.slow
 def test_all_but_14_of_the_papers_1831_numbers_are_joined_and_shown():
     found = {name: counts(name) for name in PAPERS}

@@ -31,7 +31,7 @@ from fedbench.tuning.objectives import Objective, UnknownObjective
 from fedbench_boards.leaderboard.formats import to_csv, to_markdown
 from fedbench_boards.leaderboard.page.data import page_of
 from fedbench_boards.leaderboard.results import load_curves, load_results
-from tests.leaderboard.frames import board_of, leaderboard
+from tests.leaderboard.frames import board_of, leaderboard, read_of
 
 BASE, NEW = ("bird", "boat", "car", "tree"), ("fish", "house")
 DATA = tiny_dataset(6)
@@ -329,5 +329,5 @@ def test_tables_have_the_columns_and_say_who_lacks_them_and_why(stored: Stored) 
     assert said in text
     head = to_csv(board_of(board)).splitlines()[0].split(",")
     assert {"new_accuracy_mean", "harmonic_accuracy_std", "not_on_unseen"} <= set(head)
-    page = page_of("tests", "", results, board_of(board), load_curves(stored[0], results), {}, "")
+    page = page_of(read_of(results, board_of(board), load_curves(stored[0], results)), {}, "")
     assert f"N{said[1:]}." in page.sections[0].notes

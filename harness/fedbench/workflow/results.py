@@ -84,7 +84,6 @@ class Results:
         baseline: str | None = None,
         target: float | None = None,
         test: str = "t",
-        network: str | None = None,
         full: bool = False,
     ) -> pd.DataFrame:
         """The leaderboard of these runs; options and columns are those of `fedbench.leaderboard`."""
@@ -92,7 +91,7 @@ class Results:
             suite=self._suite, metric=metric, columns=names(columns), baseline=baseline, target=target, test=test
         )
         with own_plugins(self._plugins):
-            return frame_of(self._read(given, network).board, full=full)
+            return frame_of(self._read(given).board, full=full)
 
     def runs(self) -> pd.DataFrame:
         """A line a finished run: ``run`` (its id), ``suite`` (or the group, as `suite` has it), ``row``, ``setting``,
@@ -107,7 +106,7 @@ class Results:
     def rounds(self) -> pd.DataFrame:
         """A line a run and round: whose it is, as in `runs`, ``round``, and every metric that any run has by round."""
         results = self._read().results
-        last = load_measured(self._uri, None, results, "")
+        last = load_measured(self._uri, results, "")
         metrics = [str(name) for name in last if not str(name).startswith(FINAL)]
         found = load_rounds(self._uri, results, metrics)
         who = _who(results).assign(mlflow_id=results["mlflow_id"])
@@ -140,19 +139,29 @@ class Results:
         The kinds: accuracy, rounds (with groups of classes, or what a method reports), sweep and gap over the settings
         ``by``, gains above the ``baseline``, layers, entropies, embedding, holdings. Options are the command's.
         """
-        from fedbench_boards.leaderboard.figures import Drawing, drawn
+        from fedbench_boards.leaderboard.figures import drawn
 
         let_figures_be_seen()
         read = self._read()
-        wanted = Drawing(kind, names(by), metric, setting, names(methods), baseline)
         with own_plugins(self._plugins):
-            return drawn(wanted, self._uri, read.suite, read.results, self._settings)
+            return drawn(
+                kind,
+                self._uri,
+                read.suite,
+                read.results,
+                self._settings,
+                by=names(by),
+                metric=metric,
+                setting=setting,
+                methods=names(methods),
+                baseline=baseline,
+            )
 
-    def _read(self, given: ReadingOptions | None = None, network: str | None = None) -> ReadResults:
+    def _read(self, given: ReadingOptions | None = None) -> ReadResults:
         only = None if self._specs is None else {spec.run_id for spec in self._specs}
         given = given or ReadingOptions(suite=self._suite)
         with own_plugins(self._plugins):
-            return read_board(given, self._uri, network=network, only=only, tell=_note)
+            return read_board(given, self._uri, only=only, tell=_note)
 
     def _files(self, name: str) -> Iterator[tuple[str, Path]]:
         """Id and artifact ``name`` of each finished run; the file may be gone with the next one."""

@@ -46,8 +46,6 @@ class Constraints:
 
     needs: str = GLOBAL
     most_megabytes: float = math.inf
-    has_labels: bool = True
-    has_server_data: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +94,9 @@ def advise(
     places = evidence.places
     if len(places) < 3:
         raise FedbenchError(f"the evidence has {len(places)} settings; advice needs three at least.")
+    backbones = evidence.runs.groupby("label")["backbone"].nunique()
+    if (backbones > 1).any():
+        raise FedbenchError(f"the evidence has {backbones.idxmax()!r} on several backbones; map one backbone alone.")
     chosen = _ranked(evidence, measures, baseline, constraints)[:most]
     half = [
         _half_width(evidence, measures, chosen[0].row, other, baseline, constraints)
@@ -119,7 +120,8 @@ def _ranked(evidence: Evidence, measures: Measures, baseline: str, constraints: 
     if base.empty:
         raise FedbenchError(f"the evidence has no row {baseline!r} with a score for what is needed ({score}).")
     choices = []
-    allowed = runs[_is_allowed(runs, constraints)]
+    # nobody has a server's data unless they say so
+    allowed = runs[runs[score].notna() & (runs["server_data"] == "")]
     by_setting = allowed.groupby(["row", "setting"], sort=False)[[score, "megabytes"]].mean()
     for row, own in allowed.groupby("row", sort=False):
         means = by_setting.loc[row]
@@ -146,16 +148,6 @@ def _ranked(evidence: Evidence, measures: Measures, baseline: str, constraints: 
     if not choices:
         raise FedbenchError("no measured row meets these constraints; loosen one of them.")
     return sorted(choices, key=lambda choice: -choice.score)
-
-
-def _is_allowed(runs: pd.DataFrame, constraints: Constraints) -> pd.Series:
-    """Whether a run needs no more than the user has: without labels only runs that had none, or train nothing."""
-    allowed = runs[constraints.needs].notna()
-    if not constraints.has_labels:
-        allowed &= (runs["labels"] == "hidden") | ~runs["trains"].astype(bool)
-    if not constraints.has_server_data:
-        allowed &= runs["server_data"] == ""
-    return allowed
 
 
 def _means(runs: pd.DataFrame, score: str) -> pd.Series:
@@ -293,6 +285,7 @@ def write_replay(
     chosen = [_row_called(suite, label) for label in dict.fromkeys(labels)]
     scenario = {"preset": suite.scenario} if isinstance(suite.scenario, str) else dict(suite.scenario)
     scenario = {name: value for name, value in scenario.items() if name not in _FROM_COUNTS}
+    folder = usable_folder(folder, "--output")
     data, file = dataset or _data_for(counts, suite.dataset), folder / COUNTS
     content: dict[str, Any] = {
         "name": "advised",
@@ -306,7 +299,6 @@ def write_replay(
         "baseline": baseline,
         "rows": [_row(row) for row in chosen],
     }
-    usable_folder(folder, "--output")
     folder.mkdir(parents=True, exist_ok=True)
     (counts if dataset else _renamed(counts)).to_csv(file, index_label="client")
     suite_file = folder / SUITE

@@ -9,7 +9,7 @@ import io
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -96,8 +96,11 @@ def read_counts(file: Path) -> pd.DataFrame:
     if not file.is_file():
         raise FedbenchError(f"{where} does not exist; give a CSV file: client and a column by class, a line a client.")
     try:
-        table = pd.read_csv(io.BytesIO(read_bytes(file)), dtype={"client": str, "label": str}, keep_default_na=False)
-    except (ValueError, pd.errors.ParserError) as error:
+        content = read_bytes(file)
+        table = pd.read_csv(io.BytesIO(content), dtype={"client": str, "label": str}, keep_default_na=False)
+        # pandas gives the second of two columns of one name another name
+        header = pd.read_csv(io.BytesIO(content), header=None, nrows=1, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:
         raise FedbenchError(f"{where} is no CSV file: {error}.") from None
     table.columns = [str(name).strip() for name in table.columns]
     shifted = not isinstance(table.index, pd.RangeIndex)  # pandas takes a first field too many for an index
@@ -106,6 +109,9 @@ def read_counts(file: Path) -> pd.DataFrame:
         raise FedbenchError(
             f"{where}: it needs the column client and others by class, or client and label; it has {columns}."
         )
+    twice = header.iloc[0].str.strip().duplicated()
+    if twice.any():
+        raise FedbenchError(f"{where} has several columns called {header.iloc[0][twice].iloc[0].strip()!r}.")
     for name in {"client", "label"} & set(table.columns):
         table[name] = table[name].fillna("").astype(str).str.strip()
         if (table[name] == "").any():
@@ -164,10 +170,13 @@ def evidence_of(uri: str, results: pd.DataFrame) -> Evidence:
     measures = {}
     for run in first.to_dict("records"):
         if run["mlflow_id"] in federations:
-            counts = np.asarray(federations[run["mlflow_id"]]["class_counts"], dtype=np.int64)
+            federation = federations[run["mlflow_id"]]
+            counts = np.asarray(federation["class_counts"], dtype=np.int64)
             counts = counts[counts.sum(axis=1) > 0]
             measured = measures_of(counts, run["cohort_size"] / run["num_clients"])
-            measures[run["setting"], run["seed"]] = measured
+            # the counts are those of the first clients only where the number of all stands beside them
+            clients = float(np.log10(federation.get("clients", len(counts))))
+            measures[run["setting"], run["seed"]] = replace(measured, clients=clients)
     if not measures:
         raise FedbenchError("no run of these results has its federation recorded; run the suite again.")
     lines = []
@@ -206,7 +215,8 @@ def read_evidence(file: Path | None) -> Evidence:
         raise FedbenchError(f"{str(source)!r} is no evidence: it lacks the columns {', '.join(lacking)}.")
     runs["server_data"] = runs["server_data"].fillna("")
     measured = runs[["megabytes", *(field.name for field in fields(Measures))]]
-    if runs.empty or not all(map(is_numeric_dtype, measured.dtypes)) or measured.isna().to_numpy().any():
-        needed = ", ".join(map(str, measured))
+    numbers = [*measured.dtypes, *runs[list(_SCORES)].dtypes]
+    if runs.empty or not all(map(is_numeric_dtype, numbers)) or measured.isna().to_numpy().any():
+        needed = ", ".join([*map(str, measured), *_SCORES])
         raise FedbenchError(f"{str(source)!r} is no evidence: every run needs numbers for {needed}.")
     return Evidence(runs)

@@ -163,9 +163,6 @@ def read_manifest(folder: Path) -> Manifest:
         raise FedbenchError(f"{str(file)!r} can't be read: {error}.") from None
 
 
-_PLAIN = ("results.csv", "leaderboard.csv", "leaderboard.tex")
-
-
 def table_file(folder: Path, name: str) -> Path:
     """The file of ``folder`` that has the table ``name``, compressed or, where only that is there, plain."""
     plain = folder / name.removesuffix(".gz")
@@ -225,16 +222,11 @@ def read_folder(given: Path) -> ResultFolder:
 
 
 def compress_tables(folder: ResultFolder) -> bool:
-    """Compress the tables of a folder with plain ones, and say so in its manifest; whether there were any.
-
-    Its LaTeX goes: `fedbench leaderboard --results FOLDER --format latex` gives it.
-    """
-    plain = [folder.path / name for name in _PLAIN if (folder.path / name).is_file()]
-    for name in (RESULTS, BOARD):
-        file = table_file(folder.path, name)
-        if file in plain:
-            with replacing(folder.path / name, "table", "copy the folder elsewhere") as temporary:
-                temporary.write_bytes(gzip.compress(read_bytes(file), mtime=0))
+    """Compress the tables of a folder that has them plain alone, and say so in its manifest; whether there were any."""
+    plain = [table_file(folder.path, name) for name in (RESULTS, BOARD) if not (folder.path / name).is_file()]
+    for file in plain:
+        with replacing(file.with_suffix(".csv.gz"), "table", "copy the folder elsewhere") as temporary:
+            temporary.write_bytes(gzip.compress(read_bytes(file), mtime=0))
     if plain:
         _write(folder.path, folder.manifest.model_copy(update={"files": digests(folder.path, FILES)}))
     for file in plain:

@@ -37,12 +37,10 @@ from fedbench.tracking.store import experiment_of, open_store, put_files, run_fo
 from fedbench.tracking.tags import RunTags
 from fedbench_boards.exchange.checks import Checked, check_alike
 from fedbench_boards.exchange.folder import Environment, differing, finals, named, write_manifest
-from fedbench_boards.leaderboard.across import map_on_page
 from fedbench_boards.leaderboard.formats import write
 from fedbench_boards.leaderboard.page import write_page
 from fedbench_boards.leaderboard.reading import ReadResults, board_of_runs, made_by
 from fedbench_boards.leaderboard.results import StoredResults
-from fedbench_boards.leaderboard.rows import ON_NETWORK
 
 # isort: split
 from mlflow import MlflowClient
@@ -219,8 +217,7 @@ def join(folders: Sequence[Checked], into: Path) -> int:
     read = ReadResults(suite, stored, results, pd.DataFrame(), board)
     command = made_by(stored, replace(given, suite=suite.name))
     write(results, board, into, command)
-    drawn = map_on_page(suite, board, read.curves)
-    write_page(into / "index.html", suite.name, suite.description, results, board, read.curves, {}, command, drawn)
+    write_page(into / "index.html", read, {}, command)
     write_manifest(into, read, given, first.folder.manifest.licence, _environment(folders))
     return len(results)
 
@@ -231,7 +228,6 @@ def _refuse_others(first: Checked, other: Checked) -> None:
         "suite": (first.suite.name, other.suite.name),
         "licence": (one.licence, two.licence),
         "way of reading": (one.options.command, two.options.command),
-        "network": (_networks(first), _networks(other)),
     }.items():
         if values[0] != values[1]:
             raise FedbenchError(
@@ -270,12 +266,6 @@ def _diverged(folders: Sequence[Checked], results: pd.DataFrame) -> pd.DataFrame
             "verify tells which comes out again."
         )
     return every
-
-
-def _networks(folder: Checked) -> str:
-    """The networks for which seconds of sending were added, see ``fedbench.leaderboard(network=...)``."""
-    named = [str(name).removeprefix(FINAL) for name in folder.folder.results]
-    return "; ".join(name for name in named if name.startswith(ON_NETWORK)) or "none"
 
 
 def _environment(folders: Sequence[Checked]) -> Environment:

@@ -20,7 +20,7 @@ from fedbench.suites.files import places
 from fedbench.suites.suite import Suite
 from fedbench_boards.leaderboard.model import Board, Line, Table
 from fedbench_boards.leaderboard.own_models import ranks_own_models
-from fedbench_boards.leaderboard.rows import rounds_to_target, spent_until
+from fedbench_boards.leaderboard.rows import reached
 from fedbench_boards.leaderboard.tables import Cell, Column, TextTable, probability, scored
 from fedbench_boards.statistics import ALPHA, LOSSES, TIES, WINS, Across, Test, across, holm, interval, paired
 
@@ -301,25 +301,17 @@ def map_of(suite: Suite, board: Board, curves: pd.DataFrame) -> Map:
     return replace(map_, costs={place: cost for place, cost in costs.items() if cost is not None})
 
 
-def map_on_page(suite: Suite, board: Board, curves: pd.DataFrame) -> Map | None:
-    """The map, if the suite has few enough axes to draw and the board has tables."""
-    return map_of(suite, board, curves) if 1 <= len(suite.axes) <= MOST_AXES and board.tables else None
-
-
 def _cheapest(map_: Map, place: Place, curves: pd.DataFrame) -> Cost | None:
     first = map_.leader(place)
     unknown = map_.headline not in curves or "bytes_total" not in curves
     if first is None or unknown or lower_is_better(map_.headline):
         return None
     target = first.cell(map_.headline).mean - NEAR
-    known = curves.dropna(subset=[map_.headline])
     costs = []
     for line in (line for line in map_.tables[place].lines if line.rank is not None):
-        ids = list(line.mlflow_ids.values())
-        own = known[known["mlflow_id"].isin(ids)]
-        rounds = rounds_to_target(own, ids, map_.headline, target)
-        if rounds and None not in rounds:
-            costs.append(Cost(line.row, target, float(np.mean(spent_until(own, ids, rounds, "bytes_total")))))
+        hits = reached(curves, list(line.mlflow_ids.values()), map_.headline, target)
+        if len(hits) and hits["round"].notna().all():
+            costs.append(Cost(line.row, target, float(np.mean(hits["bytes_total"].to_numpy()))))
     return min(costs, key=lambda cost: cost.bytes, default=None)
 
 

@@ -40,11 +40,10 @@ from fedbench_boards.leaderboard.rows import (
     mean_of,
     named_rows,
     newest_version,
-    rounds_to_target,
+    reached,
     row_of,
     scores_of,
     seeds_of,
-    spent_until,
     times,
 )
 from fedbench_boards.statistics import BASELINE, NO_BASELINE, Test, interval, paired
@@ -385,20 +384,13 @@ def _milestone(runs: pd.DataFrame, baseline: Baseline, reading: _Reading) -> Mil
     if target is None:
         untold = says_nothing_of_quality(metric)
         target = NAN if untold or baseline.runs is None else mean_of(baseline.runs, metric)
-    first: list[int | None] = []
-    spent = {"bytes": NAN, "seconds": NAN}
+    first = pd.DataFrame({"round": []}, dtype=float)
     if reading.curves is not None and not math.isnan(target):
-        ids = list(runs["mlflow_id"])
-        curves = reading.curves[reading.curves["mlflow_id"].isin(ids)].dropna(subset=[metric])
-        first = rounds_to_target(curves, ids, metric, target)
-        spent = {cost: _mean(spent_until(curves, ids, first, f"{cost}_total")) for cost in spent}
-    reached = pd.Series([number for number in first if number is not None], dtype=float)
-    rounds = ScoreCell(float(reached.mean()), float(reached.std(ddof=1)))
-    return Milestone(rounds, target, metric, len(reached), len(first), spent["bytes"], spent["seconds"])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(pd.Series(values, dtype=float).mean())
+        first = reached(reading.curves, list(runs["mlflow_id"]), metric, target)
+    hits = first[first["round"].notna()].astype({"round": float})
+    rounds = ScoreCell(float(hits["round"].mean()), float(hits["round"].std(ddof=1)))
+    spent = [float(hits[cost].mean()) if cost in hits else NAN for cost in ("bytes_total", "seconds_total")]
+    return Milestone(rounds, target, metric, len(hits), len(first), *spent)
 
 
 def _target_remark(lines: Sequence[Line], baseline: str, reading: _Reading) -> list[str]:

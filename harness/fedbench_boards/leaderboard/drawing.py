@@ -23,7 +23,7 @@ from fedbench.core.metric_names import OF_EACH
 from fedbench.core.spec import BUDGET
 from fedbench.core.wording import counted, heading
 from fedbench.tracking.schema import FINAL
-from fedbench_boards.leaderboard.rows import label_of, scores_of
+from fedbench_boards.leaderboard.rows import label_of, named_rows, scores_of, told_apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,8 @@ def swept(results: pd.DataFrame, keys: Sequence[str], metric: str) -> dict[str, 
     """The points of each method, ascending, over the values that its runs have of the settings ``keys``.
 
     Methods whose runs have only one value are left out; rows of one method that differ in these settings only are taken
-    together. FedbenchError for a setting of which no run has several values.
+    together, and lines of one method have the settings in their names by which they differ. FedbenchError for a setting
+    of which no run has several values.
     """
     frame = results.copy()
     settings = [settings_of(run) for _, run in frame.iterrows()]
@@ -60,38 +61,43 @@ def swept(results: pd.DataFrame, keys: Sequence[str], metric: str) -> dict[str, 
         if not any(key in run for run in settings):
             raise unknown_name("setting of these runs", key, known)
         frame[f"at {key}"] = [_value(run.get(key, "")) for run in settings]
-    frame["apart"] = [json.dumps({k: v for k, v in run.items() if k not in keys}, sort_keys=True) for run in settings]
+    kinds = frame[["backbone", "tune", "dataset"]].to_dict("records")
+    rests = [{k: v for k, v in run.items() if k not in keys} for run in settings]
+    frame["apart"] = [json.dumps(kind | rest, sort_keys=True) for kind, rest in zip(kinds, rests, strict=True)]
     at = [f"at {key}" for key in keys]
-    series: dict[str, list[Point]] = {}
-    for (method, _, _, _), runs in frame.groupby(["method", "backbone", "setting", "apart"], sort=False):
+    names: list[str] = []
+    apart: list[dict[str, str]] = []
+    series: list[list[Point]] = []
+    for (method, _, rest), runs in frame.groupby(["method", "setting", "apart"], sort=False):
         runs = runs[(runs[at] != "").all(axis=1)]
         points = [_point(values, of, metric) for values, of in runs.groupby(at, sort=False)]
         if len(points) > 1:
             setting = runs["setting"].iloc[0] if frame["setting"].nunique() > 1 else ""
-            name = f"{method}, {setting}" if setting else str(method)
-            series[name] = sorted([*series.get(name, []), *points], key=lambda point: tuple(map(_order, point.at)))
+            names.append(f"{method}, {setting}" if setting else str(method))
+            apart.append(json.loads(str(rest)))
+            series.append(sorted(points, key=lambda point: tuple(map(_order, point.at))))
     if not series:
         raise FedbenchError(
             f"no method has runs at several values of {' and '.join(keys)}; run some, for instance with --set "
             f"{keys[0]}=VALUE,VALUE."
         )
-    return series
+    return dict(zip(told_apart(names, apart), series, strict=True))
 
 
-def named(results: pd.DataFrame) -> dict[str, str]:
-    """Row -> its label; the full name if others, tuned or on another backbone, have the same label."""
-    rows = [str(row) for row in results["row"].unique()]
+def rows_of(results: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The runs of each row by its label; by its full name if others, tuned or on another backbone, have the same
+    label."""
+    rows = named_rows(results)
     alike = Counter(map(label_of, rows))
-    return {row: label_of(row) if alike[label_of(row)] == 1 else row for row in rows}
+    return {label_of(row) if alike[label_of(row)] == 1 else row: runs for row, runs in rows.items()}
 
 
 def by_row(results: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, pd.Series]]:
-    """Row, as ``named`` -> metric -> its value by seed, of the metrics that the row has."""
+    """Row, as in `rows_of` -> metric -> its value by seed, of the metrics that the row has."""
     rows: dict[str, dict[str, pd.Series]] = {}
-    names = named(results)
-    for row, runs in results.groupby("row", sort=False):
+    for name, runs in rows_of(results).items():
         scores = {metric: scores_of(runs, metric) for metric in metrics}
-        rows[names[str(row)]] = {metric: pd.Series(own) for metric, own in scores.items() if own}
+        rows[name] = {metric: pd.Series(own) for metric, own in scores.items() if own}
     return rows
 
 

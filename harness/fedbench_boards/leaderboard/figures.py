@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -23,10 +23,12 @@ from fedbench.suites.suite import Suite
 from fedbench.toolkit.fedavg import EVALUATION_BATCH
 from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard import drawing
-from fedbench_boards.leaderboard.drawing import by_row, named, swept
-from fedbench_boards.leaderboard.own_models import OF_GROUPS, ranks_own_models
+from fedbench_boards.leaderboard.drawing import by_row, rows_of, swept
+from fedbench_boards.leaderboard.failures import attempts
+from fedbench_boards.leaderboard.own_models import OF_GROUPS, ranks_own_models, with_global_models
 from fedbench_boards.leaderboard.reading import metric_named
 from fedbench_boards.leaderboard.results import GROUPS, load_curves, load_measured, load_rounds
+from fedbench_boards.leaderboard.rows import PROTOCOL, ROW
 
 MOST_POINTS = 1000
 """The number of samples whose features are embedded: the first of the test split."""
@@ -86,38 +88,55 @@ _MOST_PANELS = 4
 KINDS = ("sweep", "rounds", "gains", "gap", "layers", *_OF_MODELS)
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure to draw; the suite decides what is None or empty."""
+def drawn(
+    kind: str,
+    uri: str,
+    suite: Suite,
+    results: pd.DataFrame,
+    settings: Settings,
+    *,
+    by: tuple[str, ...] = (),
+    metric: str | None = None,
+    setting: str | None = None,
+    methods: tuple[str, ...] = (),
+    baseline: str | None = None,
+) -> Figure:
+    """The figure, one of `KINDS` or `ACCURACY`, of ``results``, finished runs in the store at ``uri``.
 
-    kind: str
-    """One of `KINDS`, or `ACCURACY`."""
-    by: tuple[str, ...] = ()
-    """Names of the settings on the axes."""
-    metric: str | None = None
-    setting: str | None = None
-    methods: tuple[str, ...] = ()
-    baseline: str | None = None
-
-
-def drawn(wanted: Drawing, uri: str, suite: Suite, results: pd.DataFrame, settings: Settings) -> Figure:
-    """The figure of ``results``, finished runs in the store at ``uri``. FedbenchError for what they don't have."""
-    kind, metric = wanted.kind, wanted.metric
+    ``by`` are the settings on the axes; the suite decides what is None. Rows of one setting are those of its newest
+    protocol, which the title names where there are others. FedbenchError for what the runs don't have.
+    """
     if kind not in (ACCURACY, *KINDS):
         raise unknown_name("kind of figure", kind, (ACCURACY, *KINDS))
-    results = _chosen(results, wanted.setting, wanted.methods)
-    if kind in _ONE_SETTING and results["setting"].nunique() > 1:
-        raise FedbenchError(f"{kind} are of one setting; choose one with --setting.")
-    headline = suite.headline_of(wanted.setting or "")
+    results, title = _chosen(results, setting, methods), ""
+    if kind in _ONE_SETTING:
+        if results["setting"].nunique() > 1:
+            raise FedbenchError(f"{kind} are of one setting; choose one with --setting.")
+        results, title = _newest(results)
+    headline = suite.headline_of(setting or "")
     with drawing.style():
         if kind in _OF_MODELS:
-            return _of_models(kind, uri, results, settings)
-        if kind in (ACCURACY, "rounds"):
-            return _of_rounds(uri, results, metric, headline, () if kind == ACCURACY else GROUPS)
-        if kind == "layers":
-            return _of_layers(uri, suite.name, results, metric or "cka_global")
-        ranked = metric_named(results, metric) if metric else headline
-        return _of_results(kind, results, ranked, wanted.by, wanted.baseline or suite.baseline)
+            made = _of_models(kind, uri, results, settings)
+        elif kind in (ACCURACY, "rounds"):
+            made = _of_rounds(uri, results, metric, headline, () if kind == ACCURACY else GROUPS)
+        elif kind == "layers":
+            made = _of_layers(uri, results, metric or "cka_global")
+        else:
+            made = _of_results(kind, results, metric or headline, by, baseline or suite.baseline)
+        if title:
+            made.suptitle(title, fontsize=7)
+    return made
+
+
+def _newest(results: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The runs of the newest protocol, one a row and seed, and what tells that protocol from others."""
+    protocols = results[list(PROTOCOL)].drop_duplicates(keep="last")
+    runs = results.merge(protocols.tail(1)).drop_duplicates([*ROW, "seed"], keep="last")
+    short = protocols.assign(files_hash=protocols["files_hash"].str[:8])
+    settings = [json.loads(own.pop("scenario_settings")) | own for own in short.to_dict("records")]
+    names = dict.fromkeys(name for own in settings for name in own)
+    apart = [f"{name}={settings[-1].get(name, '-')}" for name in names if len({own.get(name) for own in settings}) > 1]
+    return attempts(runs, None), f"only the newest runs: {', '.join(apart)}" if apart else ""
 
 
 def _chosen(results: pd.DataFrame, setting: str | None, methods: Collection[str]) -> pd.DataFrame:
@@ -132,9 +151,8 @@ def _chosen(results: pd.DataFrame, setting: str | None, methods: Collection[str]
 
 
 def owners_of(results: pd.DataFrame) -> dict[str, str]:
-    """MLflow id -> name of the row, as `named` gives it."""
-    names = named(results)
-    return {str(run): names[str(row)] for run, row in zip(results["mlflow_id"], results["row"], strict=True)}
+    """MLflow id -> name of the row, as in `rows_of`."""
+    return {str(run): name for name, runs in rows_of(results).items() for run in runs["mlflow_id"]}
 
 
 def _of_rounds(uri: str, results: pd.DataFrame, metric: str | None, headline: str, groups: Sequence[str]) -> Figure:
@@ -153,12 +171,11 @@ def _of_rounds(uri: str, results: pd.DataFrame, metric: str | None, headline: st
     return drawing.rounds(curves, owners_of(results), names)
 
 
-def _of_layers(uri: str, suite: str, results: pd.DataFrame, metric: str) -> Figure:
+def _of_layers(uri: str, results: pd.DataFrame, metric: str) -> Figure:
     prefix = f"{metric.rstrip('/')}/"
-    values, owners = load_measured(uri, suite, results, prefix), owners_of(results)
-    names = results["mlflow_id"].map(owners)
-    rows = {str(row): of.dropna(axis=1) for row, of in values.groupby(names, sort=False) if not of.dropna(axis=1).empty}
-    rows = {row: of for row, of in rows.items() if of.shape[1]}
+    values = load_measured(uri, results, prefix)
+    rows = {row: values.loc[runs.index].dropna(axis=1) for row, runs in rows_of(results).items()}
+    rows = {row: of for row, of in rows.items() if not of.empty}
     if not rows:
         raise FedbenchError(f"these runs have measured no {metric} of layers; run cka+METHOD.")
     return drawing.layers(rows, prefix)
@@ -168,11 +185,10 @@ def _of_models(kind: str, uri: str, results: pd.DataFrame, settings: Settings) -
     """Figures of the rows' recorded models, those of each row's first seed."""
     from fedbench.tracking.evaluation import recorded_model
 
-    owners = owners_of(results)
-    first = results.sort_values("seed", kind="stable").drop_duplicates("row")["mlflow_id"]
+    first = {row: str(runs["mlflow_id"].iloc[0]) for row, runs in rows_of(results).items()}
     if len(first) > _MOST_PANELS:
         raise FedbenchError(f"{len(first)} rows are too many panels; choose up to {_MOST_PANELS} by --method.")
-    recorded = {owners[run]: recorded_model(uri, run, settings) for run in map(str, first)}
+    recorded = {row: recorded_model(uri, run, settings) for row, run in first.items()}
     info = next(iter(recorded.values())).run.info
     if kind == "entropies":
         values = {row: entropies(model.run, model.state) for row, model in recorded.items()}
@@ -185,6 +201,9 @@ def _of_models(kind: str, uri: str, results: pd.DataFrame, settings: Settings) -
 
 
 def _of_results(kind: str, results: pd.DataFrame, metric: str, by: tuple[str, ...], baseline: str) -> Figure:
+    # rows with one model for all are there by it, as in tables
+    results = with_global_models(results, ("personal_mean_client_accuracy",))
+    metric = metric if kind == "gap" else metric_named(results, metric)
     if kind == "gains":
         metrics = list(dict.fromkeys([metric, *GROUPS]))
         return drawing.gains(by_row(results, metrics), baseline, metrics)
@@ -194,7 +213,9 @@ def _of_results(kind: str, results: pd.DataFrame, metric: str, by: tuple[str, ..
         results = results.assign(**{FINAL + "head minus tail": results.get(f"{FINAL}head_accuracy", float("nan"))})
         results[FINAL + "head minus tail"] -= results.get(f"{FINAL}tail_accuracy", float("nan"))
         metric = "head minus tail"
-    series = swept(results[results[FINAL + metric].notna()] if FINAL + metric in results else results, by, metric)
+        if results[FINAL + metric].isna().all():
+            raise FedbenchError("no run has an accuracy of head and tail classes.")
+    series = swept(results[results[FINAL + metric].notna()], by, metric)
     if len(by) == 1:
         return drawing.lines(series, by[0], metric)
     if len(series) > 1:

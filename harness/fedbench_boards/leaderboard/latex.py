@@ -192,10 +192,8 @@ class _PaperPart:
         return self.names.index(name) if name in self.names else None
 
     def cell(self, column: str, row: int | None) -> str:
-        """A cell in LaTeX; a dash where the table lacks row or column."""
-        if row is None or column not in self.columns:
-            return "--"
-        return latex_cell(self.columns[column].cells[row])
+        """A cell in LaTeX; a dash where the table lacks the row."""
+        return "--" if row is None else latex_cell(self.columns[column].cells[row])
 
     def sign(self, row: int | None) -> str:
         """The mark behind the row's name, such as † for a row that lost seeds."""
@@ -231,12 +229,13 @@ def _paper_environment(parts: Sequence[_PaperPart], options: PaperOptions, label
     chosen = [[name for name in options.columns or part.usual if name in part.columns] for part in parts]
     if options.across and not options.columns:
         chosen = [names[:1] for names in chosen]
-    pairs = list(zip(parts, chosen, strict=True))
+    # side by side, a setting without any of the columns would have no width
+    pairs = [(part, names) for part, names in zip(parts, chosen, strict=True) if names or not options.across]
     alignment = "l" + "".join("r" * len(names) for names in chosen)
     heads = ["method", *(escape(part.columns[name].heading) for part, names in pairs for name in names)]
     bold = f"Bold: the best, and what a paired test over seeds does not tell from it (Holm, {ALPHA:g})."
     caption = f"{options.caption or _common(parts)}. {bold}".replace("..", ".")
-    short = f"[{escape(options.caption)}]" if options.caption else ""
+    short = f"[{{{escape(options.caption)}}}]" if options.caption else ""
     above = [rf"\caption{short}{{{escape(caption)}}}", *([rf"\label{{{label}}}"] if label else [])]
     marks = dict.fromkeys(
         text for part, names in pairs for text in part.marks if not text.startswith(_OF_DELTA) or "delta" in names

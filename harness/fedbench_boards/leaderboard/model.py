@@ -166,8 +166,8 @@ class Line:
     rank: int | None = None
     """Rank by the headline in the table, 1 is best; see `fedbench_boards.leaderboard.rows.compared`."""
     tied_rank: int | None = None
-    """The rank shared by rows that their seeds can't tell apart, see `ties.tied_ranks`; None in a table whose seeds are
-    too few for a test."""
+    """The rank shared by rows that their seeds can't tell apart, see `fedbench_boards.statistics.tied_ranks`; None in a
+    table whose seeds are too few for a test."""
     p_best: float = NAN
     """The bootstrap probability that the row is best, see `fedbench_boards.statistics.probability_best`."""
     whole: bool = True

@@ -48,17 +48,33 @@ class Published:
         return dict(zip(self.facts.index, self.facts.to_dict("records"), strict=True))
 
 
+_NEEDED = (
+    *("table", "dataset", "backbone", "scenario", "partition", "partition_value", "imbalance_factor", "clients"),
+    *("participation", "rounds", "variant", "method", "metric", "group", "value"),
+)
+
+
 def load_published(name: str, folder: Traversable) -> pd.DataFrame:
-    """The facts of one paper, a line a printed number, every column as text. FedbenchError for an unknown name."""
+    """The facts of one paper, a line a printed number, every column as text.
+
+    FedbenchError for an unknown name, and for a file that lacks a column or has a value that is no number.
+    """
     file = folder / f"{name}.csv"
     if not file.is_file():
         raise unknown_name(f"file of published numbers in {folder}:", name, _names(folder))
     try:
         with file.open("rb") as content:
             # as Python's strings: each is compared thousands of times, which Arrow's take ten times as long for
-            return pd.read_csv(content, dtype=object, keep_default_na=False)
+            facts = pd.read_csv(content, dtype=object, keep_default_na=False)
     except (OSError, ValueError) as error:  # also what pandas raises for text that is no table
         raise FedbenchError(f"the published numbers {str(file)!r} cannot be read: {error}.") from error
+    lacking = [column for column in _NEEDED if column not in facts]
+    if lacking:
+        raise FedbenchError(f"the published numbers {str(file)!r} lack the column {', '.join(lacking)}.")
+    wrong = facts[~np.isfinite(pd.to_numeric(facts["value"], errors="coerce"))]
+    for line, value in wrong["value"].items():
+        raise FedbenchError(f"the published numbers {str(file)!r}, line {line + 2}: value {value!r} is no number.")
+    return facts
 
 
 def load_paper(name: str, folder: Traversable) -> Paper:

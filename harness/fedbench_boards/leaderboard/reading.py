@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from fedbench.core.errors import FedbenchError, unknown_name
@@ -25,7 +23,7 @@ from fedbench_boards.leaderboard.formats import flat
 from fedbench_boards.leaderboard.model import Board
 from fedbench_boards.leaderboard.published import Published, published_folder, published_of, unreadable_columns
 from fedbench_boards.leaderboard.results import StoredResults, load_curves, load_runs
-from fedbench_boards.leaderboard.rows import ON_NETWORK, PROTOCOL, label_of, named_rows
+from fedbench_boards.leaderboard.rows import PROTOCOL, label_of, named_rows
 from fedbench_boards.statistics import Test
 
 
@@ -66,44 +64,6 @@ def baseline_named(results: pd.DataFrame, name: str, failed: pd.DataFrame | None
     return name
 
 
-_LINK = re.compile(r"(\d+(?:\.\d+)?)(?:,(\d+(?:\.\d+)?))?")
-
-
-@dataclass(frozen=True)
-class Link:
-    """Every client's connection to the server: megabits (10^6) a second each way, and milliseconds one way."""
-
-    megabits: float
-    milliseconds: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str) -> Link:
-        """Parse ``10`` or ``10,50``. FedbenchError for anything else, and for a link without bandwidth."""
-        match = _LINK.fullmatch(text.replace(" ", ""))
-        if match is None or not float(match[1]):
-            raise FedbenchError(f"network={text!r} is no link; write Mbit/s, or Mbit/s,ms: for instance 10,50.")
-        return cls(float(match[1]), float(match[2] or 0))
-
-    @property
-    def cost(self) -> str:
-        """The column's name among a row's costs."""
-        latency = f", {self.milliseconds:g} ms" if self.milliseconds else ""
-        return f"{ON_NETWORK}{self.megabits:g} Mbit/s{latency}"
-
-    def column(self, results: pd.DataFrame) -> pd.DataFrame:
-        """``results`` with a column of the seconds that each run spends sending.
-
-        All clients of a cohort send at the same time, the same amount each; a round has one exchange, with two
-        latencies. Traffic outside of rounds counts like the rest. Training and aggregation are left out: simulated
-        clients share a machine, so ``train_seconds`` are no client's. A run that sends nothing needs no time.
-        """
-        sent = results[f"{FINAL}bytes_up"] + results[f"{FINAL}bytes_down"]
-        of_a_client = sent / results["cohort_size"].clip(lower=1)
-        waited = results["rounds"].astype(float) * 2 * self.milliseconds / 1000
-        seconds = of_a_client * 8 / (self.megabits * 1e6) + np.where(sent > 0, waited, 0.0)
-        return results.assign(**{FINAL + self.cost: seconds})
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
     """How results are to be read; the suite decides what is None."""
@@ -114,6 +74,11 @@ class ReadingOptions:
     baseline: str | None = None
     target: float | None = None
     test: str = Test.t.value
+
+    def __post_init__(self) -> None:
+        known = [test.value for test in Test]
+        if self.test not in known:
+            raise unknown_name("test", str(self.test), known)
 
     @property
     def command(self) -> str:
@@ -150,22 +115,21 @@ def read_board(
     given: ReadingOptions,
     uri: str,
     *,
-    network: str | None = None,
     published: Path | None = None,
     only: Collection[str] | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> ReadResults:
     """The results in the store at ``uri`` as they are asked for.
 
-    ``network`` adds the seconds of sending (``MBIT[,MS]``), ``published`` is the folder of published numbers, ``only``
-    are run ids. ``tell`` hears of what could not be done as asked. FedbenchError for a name that nothing has.
+    ``published`` is the folder of published numbers, ``only`` are run ids. ``tell`` hears of what could not be done as
+    asked. FedbenchError for a name that nothing has.
     """
     name, suite = suite_of(given.suite)
     stored = load_runs(uri, name)
     if only is not None:
         finished, failed = (frame[frame["run_id"].isin(only)] for frame in (stored.finished, stored.failed))
         stored = StoredResults(finished.reset_index(drop=True), failed.reset_index(drop=True))
-    results = stored.finished if network is None else Link.parse(network).column(stored.finished)
+    results = stored.finished
     suite = _overruled(suite, given, stored)
     curves = load_curves(uri, results, *suite.headlines)
     board = of_suite(
@@ -261,7 +225,6 @@ def leaderboard(
     baseline: str | None = None,
     target: float | None = None,
     test: str = "t",
-    network: str | None = None,
     store: str | Path | None = None,
     published: str | Path | None = None,
     full: bool = False,
@@ -280,7 +243,7 @@ def leaderboard(
     )
     uri = store_uri(None if store is None else str(store), to_write=False)
     folder = None if published is None else Path(published)
-    return frame_of(read_board(given, uri, network=network, published=folder, tell=_warn).board, full=full)
+    return frame_of(read_board(given, uri, published=folder, tell=_warn).board, full=full)
 
 
 def frame_of(board: Board, *, full: bool = False) -> pd.DataFrame:

@@ -157,13 +157,13 @@ def load_rounds(uri: str, results: pd.DataFrame, metrics: Sequence[str]) -> pd.D
     return _by_round(open_reader(uri), list(results["mlflow_id"]), metrics).reset_index().rename_axis(columns=None)
 
 
-def load_measured(uri: str, suite: str | None, results: pd.DataFrame, prefix: str) -> pd.DataFrame:
+def load_measured(uri: str, results: pd.DataFrame, prefix: str) -> pd.DataFrame:
     """The last values of the metrics that begin with ``prefix``: a line a run of ``results``, a column a metric.
 
     Columns are in order of their names; FedbenchError for a store that cannot be reached.
     """
     reader = open_reader(uri)
-    measured = {} if reader is None else {run.info.run_id: run.data.metrics for _, run in reader.runs(suite)}
+    measured = {} if reader is None else {run.info.run_id: run.data.metrics for _, run in reader.runs(None)}
     lines = [{k: v for k, v in measured.get(run, {}).items() if k.startswith(prefix)} for run in results["mlflow_id"]]
     return pd.DataFrame(lines, index=results.index).sort_index(axis=1)
 
@@ -194,7 +194,10 @@ def _federation(reader: Reader, run: str, folder: Path) -> dict[str, Any] | None
         file = reader.artifact(run, _FEDERATION, folder)
     except FedbenchError:
         return None
-    return None if file is None else dict(json.loads(file.read_text(encoding="utf-8")))
+    try:
+        return None if file is None else dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise FedbenchError(f"{_FEDERATION} of run {run} can't be read: {error}; delete it, or the run.") from None
 
 
 def _remedy(suite: str | None) -> str:

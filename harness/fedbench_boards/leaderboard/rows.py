@@ -30,8 +30,6 @@ teachers."""
 ROW = ("row", "method", "backbone", "tune", "precision", "row_settings")
 """Columns in which all runs of a row agree, besides their table's protocol; the runs differ in their seeds."""
 _COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
-ON_NETWORK = "seconds at "
-"""Prefix of the cost on a given network, see `fedbench_boards.leaderboard.reading`."""
 
 
 def named_rows(protocol: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -47,10 +45,14 @@ def grouped(protocol: pd.DataFrame) -> list[pd.DataFrame]:
 
 def names(rows: Sequence[pd.DataFrame]) -> list[str]:
     """The rows' names; if two have the same, the settings in which they differ are added."""
-    called = [row_of(runs) for runs in rows]
     # the method as well: two may have been given one label
     kinds = ("method", "backbone", "tune", "precision")
     settings = [{**{k: runs[k].iloc[0] for k in kinds}, **json.loads(runs["row_settings"].iloc[0])} for runs in rows]
+    return told_apart([row_of(runs) for runs in rows], settings)
+
+
+def told_apart(called: Sequence[str], settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """The names ``called``; to those that are the same the settings in which they differ are added."""
     full = []
     for name, own in zip(called, settings, strict=True):
         namesakes = [other for n, other in zip(called, settings, strict=True) if n == name]
@@ -110,14 +112,8 @@ def line_of(name: str, runs: pd.DataFrame, metrics: Iterable[str], *, has_failed
         seeds=seeds,
         settings={key.removeprefix("training."): value for key, value in settings.items() if value != ""},
         cells={metric: _cell(runs, metric) for metric in dict.fromkeys(metrics)},
-        costs={cost: mean_of(runs, cost) for cost in costs_of(runs)},
+        costs={cost: mean_of(runs, cost) for cost in _COSTS},
     )
-
-
-def costs_of(runs: pd.DataFrame) -> list[str]:
-    """Names of the runs' costs, including those computed for a given network."""
-    stated = [name for name in map(str, runs) if name.startswith(FINAL + ON_NETWORK)]
-    return [*_COSTS, *(name.removeprefix(FINAL) for name in stated)]
 
 
 def _cell(runs: pd.DataFrame, metric: str) -> ScoreCell:
@@ -325,35 +321,17 @@ _NOISE = 1e-9
 """Tolerance of a target: accuracies are means of shares, and one equal to the target must count."""
 
 
-def rounds_to_target(curves: pd.DataFrame, mlflow_ids: list[str], metric: str, target: float) -> list[int | None]:
-    """The first evaluated round of each run at which ``metric`` is at least ``target``; None for one that never is.
+def reached(curves: pd.DataFrame, mlflow_ids: Sequence[str], metric: str, target: float) -> pd.DataFrame:
+    """The first evaluated line of each run at which ``metric`` is at least ``target``; NaN for a run that has none.
 
-    If less is better, it is the first round at most at ``target``. ``curves`` is `results.load_curves`;
+    If less is better, it is the first line at most at ``target``. ``curves`` is `results.load_curves`;
     runs without a curve are left out. Round 0, the model before training, counts.
     """
+    known = curves[curves["mlflow_id"].isin(mlflow_ids) & curves[metric].notna()]
     sign = -1 if lower_is_better(metric) else 1
-    first: list[int | None] = []
-    for mlflow_id in mlflow_ids:
-        curve = curves[(curves["mlflow_id"] == mlflow_id) & curves[metric].notna()]
-        reached = curve.loc[sign * (curve[metric] - target) >= -_NOISE, "round"]
-        if len(curve):
-            first.append(int(reached.min()) if len(reached) else None)
-    return first
-
-
-def spent_until(curves: pd.DataFrame, mlflow_ids: list[str], rounds: list[int | None], column: str) -> list[float]:
-    """``column`` (``bytes_total``, ``seconds_total``) of the runs at their ``rounds``, as `rounds_to_target` gives
-    them.
-
-    Only runs that reach the target are listed.
-    """
-    with_curve = [run for run in mlflow_ids if (curves["mlflow_id"] == run).any()]
-    spent = []
-    for run, number in zip(with_curve, rounds, strict=True):
-        if number is not None:
-            at = curves[(curves["mlflow_id"] == run) & (curves["round"] == number)]
-            spent.append(float(at[column].iloc[0]) if column in at else float("nan"))
-    return spent
+    at = known[sign * (known[metric] - target) >= -_NOISE].sort_values("round", kind="stable")
+    with_curve = set(known["mlflow_id"])
+    return at.drop_duplicates("mlflow_id").set_index("mlflow_id").reindex([r for r in mlflow_ids if r in with_curve])
 
 
 def is_tracked(curves: pd.DataFrame, mlflow_ids: list[str], metric: str) -> bool:

@@ -23,7 +23,7 @@ from fedbench_boards.leaderboard.model import (
 )
 from fedbench_boards.leaderboard.notes import INTERVAL, P_BEST, SIGN, TIED, has_intervals, notes_of
 from fedbench_boards.leaderboard.published import AS_PRINTED, COMPARABLE, NOT_COMPARABLE
-from fedbench_boards.leaderboard.rows import ON_NETWORK, best_of, seed_cells, seed_counts, seeds_differ
+from fedbench_boards.leaderboard.rows import best_of, seed_cells, seed_counts, seeds_differ
 from fedbench_boards.statistics import NOT_SIGNIFICANT, SIGNIFICANT
 
 STATUS = "status"
@@ -350,10 +350,6 @@ def _costs(table: Table) -> Iterator[Column]:
     yield Column("MB", cells, "bytes", "sent up and down by all clients in all rounds, 10^6 bytes", "ascending")
     cells = [_counted(line.cost("train_seconds"), 1) for line in lines]
     yield Column("train s", cells, "train_seconds", "seconds of training, mean over seeds", "ascending")
-    for cost in dict.fromkeys(cost for line in lines for cost in line.costs if cost.startswith(ON_NETWORK)):
-        explained = "seconds of sending, the clients of a round at the same time, two latencies a round"
-        cells = [_counted(line.cost(cost), 1) for line in lines]
-        yield Column(f"s {cost.removeprefix('seconds ')}", cells, cost.replace(" ", "_"), explained, "ascending")
     if any(line.milestone.seeds for line in lines):
         explained = "first evaluated round with the target accuracy, mean over the seeds that reach it"
         cells = [_rounds_cell(line.milestone) for line in lines]

@@ -153,10 +153,13 @@ class ResultsOf:
         return {row if several else labels[row]: totals[row] / len(ranked) for row in best}
 
     def led(self) -> tuple[list[str], int]:
-        """The rows that lead the most tables, by label, and how many each of them leads."""
-        counts = Counter(table.leader.label for table in self.tables if table.leader is not None)
+        """The rows that lead the most tables, and how many each of them leads; by label unless two have the same."""
+        leaders = [table.leader for table in self.tables if table.leader is not None]
+        counts = Counter((leader.label, leader.backbone) for leader in leaders)
         most = max(counts.values(), default=0)
-        return [label for label, count in counts.items() if count == most], most
+        rows = {(leader.label, leader.backbone): leader.row for leader in leaders}
+        several = len({label for label, _ in rows}) < len(rows)
+        return [rows[key] if several else key[0] for key, count in counts.items() if count == most], most
 
 
 def read_folders(given: Path) -> list[ResultsOf]:

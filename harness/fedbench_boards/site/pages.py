@@ -25,7 +25,7 @@ from fedbench.models import pretraining_of
 from fedbench.plugins.description import Description, Descriptions
 from fedbench_boards.site.answers import front_pictures, what_to_try, worth
 from fedbench_boards.site.folders import BoardLine, BoardTable, ResultsOf, read_folders
-from fedbench_boards.site.text import Told, findings, in_repository, seeds_shown, slug, source_of, told, with_code
+from fedbench_boards.site.text import Told, findings, seeds_shown, slug, told, with_code
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,7 @@ class MethodOf:
     parameters: list[dict[str, str]]
     """The hyper-parameters in words, by `_PARAMETER`."""
     source: str
-    """Path of the method's module."""
-    is_ours: bool
-    """Whether ``source`` is a path in fedbench's repository."""
+    """Path of the method's module; "" if it is not installed here."""
     places: tuple[RankedRow, ...]
 
     @property
@@ -133,7 +131,6 @@ def methods_of(folders: Sequence[ResultsOf]) -> list[MethodOf]:
     known = Descriptions()
     methods = []
     for name in sorted({*modules, *places}):
-        source, is_ours = source_of(modules[name]) if name in modules else ("", False)
         description = _described(known, name) if name in modules else None
         methods.append(
             MethodOf(
@@ -141,8 +138,7 @@ def methods_of(folders: Sequence[ResultsOf]) -> list[MethodOf]:
                 description=description,
                 told=told(description.text) if description else None,
                 parameters=_parameters(description) if description else [],
-                source=source,
-                is_ours=is_ours,
+                source=f"{modules[name].replace('.', '/')}.py" if name in modules else "",
                 places=tuple(places.get(name, ())),
             )
         )
@@ -176,21 +172,19 @@ ACROSS = ("winners", "critical-differences")
 _REMEDY = "choose another --site"
 
 
-def write_site(folder: Path, results: Path, code_url: str = "") -> str:
+def write_site(folder: Path, results: Path) -> str:
     """Write the site of the folders below ``results`` into ``folder``; what was written, in words.
 
     A site among the folders (``leaderboards/site``) links to their own pages and figures, any other has copies of them.
-    ``code_url`` is put in front of paths in the repository to make links of them. FedbenchError where there are no
-    results, ``folder`` has an index.html of something else, or a file can't be written.
+    FedbenchError where there are no results, ``folder`` has an index.html of something else, or a file can't be
+    written.
     """
-    if code_url and not re.match(r"https?://", code_url):
-        raise FedbenchError(f"--code-url {code_url!r} is no address; give one that begins with https://.")
     listing = folder / LISTING
     if (folder / "index.html").exists() and not listing.is_file():
         raise FedbenchError(f"--site {str(folder)!r} has an index.html that is no page of a site; {_REMEDY}.")
     before = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
     beside = folder.resolve().parent == results.resolve()
-    site = _Site(folder, read_folders(results), code_url, beside=beside)
+    site = _Site(folder, read_folders(results), beside=beside)
     site.write_all()
     for name in set(before) - set(site.written):
         path = folder / name
@@ -205,8 +199,8 @@ def write_site(folder: Path, results: Path, code_url: str = "") -> str:
 
 
 class _Site:
-    def __init__(self, folder: Path, folders: list[ResultsOf], code_url: str, *, beside: bool) -> None:
-        self.folder, self.folders, self.code_url = folder, folders, code_url
+    def __init__(self, folder: Path, folders: list[ResultsOf], *, beside: bool) -> None:
+        self.folder, self.folders = folder, folders
         self.beside = beside
         """Whether the site lies among the result folders, whose files it then links to instead of copying them."""
         self.methods, self.data = methods_of(folders), data_of(folders)
@@ -224,7 +218,7 @@ class _Site:
         environment.globals.update(js=Markup(_shipped("site.js")), to_try=what_to_try(folders), version=__version__)
         tables = [table for results in folders for table in results.tables]
         environment.globals.update(worth=partial(worth, tables=tables), place=self._place)
-        environment.globals.update(slug=slug, data_name=name_of, code_link=self._code)
+        environment.globals.update(slug=slug, data_name=name_of)
         environment.filters.update(code=with_code, shown_seeds=seeds_shown)
         self._environment = environment
 
@@ -301,11 +295,8 @@ class _Site:
         own = f"../{results.path.name}/index.html" if self.beside else f"suites/{results.slug}/board.html"
         return quote(own) + (f"#{anchor}" if anchor and f'id="{anchor}"' in results.page else "")
 
-    def _code(self, path: str) -> str:
-        return f"{self.code_url.rstrip('/')}/{quote(path)}" if self.code_url and path else ""
-
     def _target(self, results: ResultsOf, link: str) -> str:
-        """The target, seen from the suite's page, of a link in a folder's findings."""
+        """The target, seen from the suite's page, of a link in a folder's findings; "" where the site has none."""
         if re.match(r"https?://|#", link):
             return link
         path, _, _ = unquote(link).partition("#")
@@ -317,9 +308,7 @@ class _Site:
             return quote(f"../{self._figure(results, shown)}")
         whole = Path(posixpath.normpath(target.absolute().as_posix()))
         other = self._pages.get((whole.parent if whole.name in ("findings.md", "index.html") else whole).resolve())
-        if other is not None:
-            return quote(f"{other.slug}.html")
-        return self._code(in_repository(whole)) if whole.exists() else ""
+        return "" if other is None else quote(f"{other.slug}.html")
 
 
 def _search_entry(kind: str, name: str, url: str, about: str) -> dict[str, str]:

@@ -1,8 +1,6 @@
 """Pretraining of the embedded dual encoder: render, train a teacher, distil the student, refine it, measure it."""
 
-import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,8 +17,8 @@ from fedbench_embedded.pretrain import gate
 from fedbench_embedded.pretrain.contrastive import StageSetting, TrainingProgress
 from fedbench_embedded.pretrain.corpus import render_corpus
 from fedbench_embedded.pretrain.recipe import DEFAULT, SMOKE, Recipe
-from fedbench_embedded.pretrain.student import build, distil_student, refine_student, student_config
-from fedbench_embedded.pretrain.teacher import build_teacher, train_teacher
+from fedbench_embedded.pretrain.student import distil_student, refine_student, student_config
+from fedbench_embedded.pretrain.teacher import train_teacher
 from fedbench_embedded.tokens import FoldedTokenizer, grammar_ids
 
 __all__ = ["DEFAULT", "SMOKE", "Recipe", "pretrain"]
@@ -40,42 +38,12 @@ def _examiner(tokenizer: FoldedTokenizer, recipe: Recipe) -> Callable[[CLIP], st
     return examine
 
 
-def _kept(
-    path: Path, model: CLIP, run: Callable[[], tuple[CLIP, TrainingProgress]], log: Log
-) -> tuple[CLIP, TrainingProgress]:
-    """The outcome of a stage: read from `path` into `model` if it is there, else run and stored."""
-    if path.exists():
-        log(f"reusing {path.name}")
-        stored = torch.load(path)
-        model.load_state_dict(stored["weights"])
-        return model.eval(), TrainingProgress(**stored["progress"])
-    model, done = run()
-    torch.save({"weights": model.state_dict(), "progress": asdict(done)}, path)
-    return model, done
-
-
-def _key(*parts: object) -> str:
-    """A short name for everything that a stage's outcome depends on."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
-
-
-def _train_all(setting: StageSetting, checkpoints: Path, log: Log) -> tuple[CLIP, dict[str, TrainingProgress]]:
-    recipe, tokenizer = setting.recipe, setting.tokenizer
-    base = (GENERATOR_VERSION, recipe.seed, recipe.images, recipe.difficulty, recipe.batch, recipe.teacher)
+def _train_all(setting: StageSetting, log: Log) -> tuple[CLIP, dict[str, TrainingProgress]]:
+    recipe = setting.recipe
     log(f"teacher: {recipe.teacher.samples} samples")
-    teacher, teacher_progress = _kept(
-        checkpoints / f"teacher-{_key(*base)}.pt",
-        build_teacher(tokenizer.vocab_size, recipe.context_length),
-        lambda: train_teacher(setting),
-        log,
-    )
+    teacher, teacher_progress = train_teacher(setting)
     log(f"student: {recipe.student.samples} samples")
-    student, student_progress = _kept(
-        checkpoints / f"student-{_key(*base, recipe.student, recipe.distillation)}.pt",
-        build(student_config(tokenizer.vocab_size, recipe.context_length)),
-        lambda: distil_student(teacher, setting),
-        log,
-    )
+    student, student_progress = distil_student(teacher, setting)
     log(f"refinement: {recipe.refinement.samples} samples")
     refinement_progress = refine_student(student, setting)
     return student, {"teacher": teacher_progress, "student": student_progress, "refinement": refinement_progress}
@@ -91,28 +59,20 @@ def _store(model: CLIP, tokenizer: FoldedTokenizer, output_dir: Path) -> None:
     tokenizer.save(output_dir / f"{gate.NAME}_tokens.json")
 
 
-def pretrain(
-    output_dir: Path, *, recipe: Recipe = DEFAULT, checkpoint_dir: Path | None = None, log: Log = print
-) -> dict[str, Any]:
+def pretrain(output_dir: Path, *, recipe: Recipe = DEFAULT, log: Log = print) -> dict[str, Any]:
     """Run the whole pretraining on one thread and write the encoder; returns its card, which is also stored.
 
     Writes `embedded.safetensors`, `embedded.json`, `embedded_tokens.json` and `embedded_card.json` into `output_dir`.
-    With a `checkpoint_dir`, the teacher and the distilled student are kept there and reused by a later call whose
-    recipe differs only in later stages.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        if checkpoint_dir is not None:
-            checkpoint_dir.mkdir(parents=True, exist_ok=True)
-            return _pretrain(output_dir, recipe, checkpoint_dir, log)
-        with tempfile.TemporaryDirectory() as scratch:
-            return _pretrain(output_dir, recipe, Path(scratch), log)
+        return _pretrain(output_dir, recipe, log)
     finally:
         torch.set_num_threads(threads)
 
 
-def _pretrain(output_dir: Path, recipe: Recipe, checkpoints: Path, log: Log) -> dict[str, Any]:
+def _pretrain(output_dir: Path, recipe: Recipe, log: Log) -> dict[str, Any]:
     output_dir.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     tokenizer = FoldedTokenizer(grammar_ids(vocabulary()), recipe.context_length)
@@ -120,7 +80,7 @@ def _pretrain(output_dir: Path, recipe: Recipe, checkpoints: Path, log: Log) -> 
     corpus = render_corpus(recipe)
     render_seconds = time.perf_counter() - start
     setting = StageSetting(corpus, tokenizer, recipe, log, _examiner(tokenizer, recipe))
-    model, progress = _train_all(setting, checkpoints, log)
+    model, progress = _train_all(setting, log)
     _store(model, tokenizer, output_dir)
     log("measuring")
     measured = gate.measure(output_dir, recipe.gate_seed, recipe.gate, unrounded=model)

@@ -24,11 +24,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="the same steps at a size for tests; useless weights")
     options = parser.parse_args(words)
     try:
-        usable_folder(options.output, "--output")
+        output = usable_folder(options.output, "--output")
     except FedbenchError as error:
         parser.error(str(error))
-    card = pretrain(options.output, recipe=SMOKE if options.smoke else DEFAULT)
-    print(_table(card["measured"]), f"written to {options.output}", sep="\n")
+    card = pretrain(output, recipe=SMOKE if options.smoke else DEFAULT)
+    print(_table(card["measured"]), f"written to {output}", sep="\n")
     for violated in card["violated_gates"]:
         print(f"gate missed: {violated}", file=sys.stderr)
     return _MISSED if card["violated_gates"] and not options.smoke else 0

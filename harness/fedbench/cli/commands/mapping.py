@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedbench_boards.advice.advising import Advice
 
 _FINE, _SOME_FAILED = 0, 1
-_OF_SITE = ("site", "results", "code_url")
+_OF_SITE = ("site", "results")
 SUFFIXES = (".png", ".svg")
 
 
@@ -55,9 +55,7 @@ def given(option: str, values: Any) -> list[str]:
 
 
 def _folder_of(suite: Suite, output: Path) -> Path:
-    folder = output / re.sub(r"[^\w.\- ]|^\.+", "_", suite.name)
-    usable_folder(folder, "--output")
-    return folder
+    return usable_folder(output / re.sub(r"[^\w.\- ]|^\.+", "_", suite.name), "--output")
 
 
 def publish(
@@ -75,9 +73,6 @@ def publish(
         Path | None,
         typer.Option(metavar="FOLDER", help="With --site: where the results are; by default leaderboards."),
     ] = None,
-    code_url: Annotated[
-        str, typer.Option(metavar="URL", help="With --site: in front of paths in the repository, to link to code.")
-    ] = "",
     plugin: Plugins = None,
     store: Store = None,
     storage: Storage = None,
@@ -92,13 +87,13 @@ def publish(
         _refuse_beside_site(ctx)
         from fedbench_boards.site.pages import write_site
 
-        written = write_site(usable_folder(site, "--site"), results or Path("leaderboards"), code_url)
+        written = write_site(usable_folder(site, "--site"), results or Path("leaderboards"))
         say(f"written to {site}: {written}")
         return
     if suite is None:
         raise FedbenchError("give --suite NAME to run a suite, or --site FOLDER to write pages of all result folders.")
-    if results is not None or code_url:
-        raise FedbenchError("--results and --code-url are for --site.")
+    if results is not None:
+        raise FedbenchError("--results is for --site.")
     from fedbench.suites.suite import load_suite
     from fedbench.tracking.schema import store_uri
     from fedbench.tuning.storage import storage_url

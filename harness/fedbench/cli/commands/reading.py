@@ -107,7 +107,7 @@ def leaderboard(
         suite=suite, metric=metric, columns=tuple(column or ()), baseline=baseline, target=target, test=test
     )
     if output is not None:
-        usable_folder(output, "--output")
+        output = usable_folder(output, "--output")
     if results is not None and (output is not None or shape == "html" or store or published or target is not None):
         raise FedbenchError(
             "a folder has no curves: --results takes no --output, --format html, --store, --published and --target."
@@ -160,11 +160,10 @@ def _paper_options(
 
 
 def _write_page(path: Path, read: ReadResults, uri: str, command: str) -> None:
-    from fedbench_boards.leaderboard.across import map_on_page
     from fedbench_boards.leaderboard.page import write_page
     from fedbench_boards.leaderboard.results import load_federations
 
-    results, suite = read.results, read.suite
+    results = read.results
     federations = load_federations(uri, results)
     unknown = len(results) - len(federations)
     if unknown:
@@ -173,8 +172,7 @@ def _write_page(path: Path, read: ReadResults, uri: str, command: str) -> None:
             "the page shows clients and classes of the others.",
             label="note",
         )
-    found = map_on_page(suite, read.board, read.curves)
-    write_page(path, suite.name, suite.description, results, read.board, read.curves, federations, command, found)
+    write_page(path, read, federations, command)
 
 
 def figure(
@@ -210,15 +208,18 @@ def figure(
     """
     from fedbench.tracking.schema import store_uri
     from fedbench_boards.leaderboard import drawing
-    from fedbench_boards.leaderboard.figures import Drawing, drawn
+    from fedbench_boards.leaderboard.figures import drawn
     from fedbench_boards.leaderboard.reading import suite_of
     from fedbench_boards.leaderboard.results import load_results
 
     _, read = suite_of(suite)
     uri = store_uri(store, to_write=False)
     settings = settings_of(data_dir, cache_dir, plugin)
-    wanted = Drawing(kind, tuple(by or ()), metric, setting, tuple(method or ()), baseline)
-    drawing.save(drawn(wanted, uri, read, load_results(uri, read.name), settings), output)
+    axes, methods, results = tuple(by or ()), tuple(method or ()), load_results(uri, read.name)
+    made = drawn(
+        kind, uri, read, results, settings, by=axes, metric=metric, setting=setting, methods=methods, baseline=baseline
+    )
+    drawing.save(made, output)
     say(f"written to {output}")
 
 

@@ -51,13 +51,12 @@ from fedbench.core.wording import counted
 from fedbench.workflow.console import complain, console, resumable, say
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from fedbench.core.spec import RunSpec
     from fedbench.runs.prepare import Settings
     from fedbench.suites.suite import Suite
     from fedbench.workflow.execution import Carried
     from fedbench_boards.leaderboard.model import Board
+    from fedbench_boards.leaderboard.reading import ReadResults
 
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 
@@ -260,6 +259,7 @@ def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec], command: 
     from fedbench_boards.leaderboard.failures import of_tables
     from fedbench_boards.leaderboard.formats import render_terminal
     from fedbench_boards.leaderboard.published import published_folder, published_of
+    from fedbench_boards.leaderboard.reading import ReadResults
     from fedbench_boards.leaderboard.results import load_curves, load_runs
 
     stored = load_runs(uri, suite.name)
@@ -269,11 +269,13 @@ def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec], command: 
     board = leaderboard(suite, finished, curves, published, failed=failed)
     console().print(render_terminal(board))
     if command:
-        _record(suite.model_copy(update={"name": asked}), uri, finished, board, curves, command)
+        # the map is of all runs, and these are those asked for
+        without_map = suite.model_copy(update={"name": asked, "axes": {}})
+        _record(ReadResults(without_map, stored, finished, curves, board), uri, command)
     return len(finished) < len(stored.finished)
 
 
-def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves: pd.DataFrame, command: str) -> None:
+def _record(read: ReadResults, uri: str, command: str) -> None:
     """Table and page as artifacts of the command's run, the first row of every table as its metrics."""
     import mlflow
 
@@ -282,15 +284,16 @@ def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves
     from fedbench_boards.leaderboard.page import write_page
     from fedbench_boards.leaderboard.results import load_federations
 
+    board = read.board
     if not board.lines:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "leaderboard.md").write_text(to_markdown(board), encoding="utf-8")
         (folder / "leaderboard.csv").write_text(to_csv(board), encoding="utf-8")
-        federations = load_federations(uri, finished)
-        of = f"fedbench leaderboard --suite {shlex.quote(suite.name)}"
-        write_page(folder / "index.html", suite.name, suite.description, finished, board, curves, federations, of)
+        federations = load_federations(uri, read.results)
+        of = f"fedbench leaderboard --suite {shlex.quote(read.suite.name)}"
+        write_page(folder / "index.html", read, federations, of)
         try:
             record_board(uri, command, folder, *_best(board))
         except (OSError, mlflow.MlflowException) as error:

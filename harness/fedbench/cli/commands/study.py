@@ -33,7 +33,7 @@ def study(
     from fedbench_boards.gaps import write as write_gaps
 
     if output is not None:
-        usable_folder(output, "--output")
+        output = usable_folder(output, "--output")
     url = storage_url(storage, store_uri(store))
     studies = studies_named(open_storage(url, create=False), name)
     if not studies:

@@ -7,38 +7,23 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fedbench.core.files import replacing
-from fedbench_boards.leaderboard.across import Map
-from fedbench_boards.leaderboard.model import Board
 from fedbench_boards.leaderboard.page.data import page_of
+from fedbench_boards.leaderboard.reading import ReadResults
 
 __all__ = ["write_page"]
 
 
-def write_page(
-    path: Path,
-    suite_name: str,
-    description: str,
-    results: pd.DataFrame,
-    board: Board,
-    curves: pd.DataFrame,
-    federations: dict[str, dict[str, Any]],
-    command: str,
-    map_: Map | None = None,
-) -> None:
-    """Write the page of a suite to ``path``, whole or not at all; FedbenchError where it can't be written.
+def write_page(path: Path, read: ReadResults, federations: dict[str, dict[str, Any]], command: str) -> None:
+    """Write the page of a suite's results to ``path``, whole or not at all; FedbenchError where it can't be written.
 
-    ``results`` has a line per run. ``curves`` has a line per run and round with ``mlflow_id``, ``round``, accuracies in
-    % and ``bytes_total`` (up and down so far); it may be empty. ``federations`` holds ``classnames`` and
-    ``class_counts`` (clients x classes) by MLflow id, for some runs, and ``clients``, the number of all, where the
-    counts are those of the first ones. ``command`` is what makes the page again, ``map_`` the map of a
-    suite with axes.
+    The curves may be empty. ``federations`` are those of some runs by MLflow id, see `results.load_federations`.
+    ``command`` is what makes the page again.
     """
-    page = page_of(suite_name, description, results, board, curves, federations, command, map_)
+    page = page_of(read, federations, command)
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     environment.filters["in_full"] = _in_full
     template = environment.from_string(_shipped("template.html.j2"))

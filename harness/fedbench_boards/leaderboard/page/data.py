@@ -17,10 +17,11 @@ from markupsafe import Markup
 
 from fedbench.core.wording import NONE, heading
 from fedbench.plugins.provenance import versions
-from fedbench_boards.leaderboard.across import NEAR, Map, Place, Square, across_table, labels_of
+from fedbench_boards.leaderboard.across import MOST_AXES, NEAR, Map, Place, Square, across_table, labels_of, map_of
 from fedbench_boards.leaderboard.model import Board, Line
 from fedbench_boards.leaderboard.page.sections import MOST_CURVES, Section, section_of, sentence
 from fedbench_boards.leaderboard.page.svg import shapes, swatch
+from fedbench_boards.leaderboard.reading import ReadResults
 from fedbench_boards.leaderboard.rows import spans
 from fedbench_boards.leaderboard.tables import Cell, TextTable
 
@@ -105,33 +106,26 @@ class Page:
         return any(cell.mark for row in self.overview for cell in row.cells)
 
 
-def page_of(
-    suite_name: str,
-    description: str,
-    results: pd.DataFrame,
-    board: Board,
-    curves: pd.DataFrame,
-    federations: Mapping[str, Mapping[str, Any]],
-    command: str,
-    map_: Map | None = None,
-) -> Page:
+def page_of(read: ReadResults, federations: Mapping[str, Mapping[str, Any]], command: str) -> Page:
     """The page's content; see ``write_page`` for the arguments."""
+    suite, results, board = read.suite, read.results, read.board
     styles = {name: number for number, name in enumerate(dict.fromkeys(line.row for line in board.lines))}
     sections = [
-        section_of(f"table-{number}", title, table, styles, curves, federations)
+        section_of(f"table-{number}", title, table, styles, read.curves, federations)
         for number, (title, table) in enumerate(zip(_titles(board), board.tables, strict=True), start=1)
     ]
     settings = _settings(board.lines)
+    is_map = 1 <= len(suite.axes) <= MOST_AXES and board.tables
     anchors = {id(table): section.anchor for table, section in zip(board.tables, sections, strict=True)}
     return Page(
-        suite=suite_name,
+        suite=suite.name,
         # a number and its percent sign stay on one line
-        description=description.replace(" %", "\N{NO-BREAK SPACE}%"),
+        description=suite.description.replace(" %", "\N{NO-BREAK SPACE}%"),
         facts=_facts(results, board, settings),
         sections=sections,
         overview=_overview(sections, board, styles) if len(sections) > 1 else [],
         ranking=_ranking(board, styles),
-        map=None if map_ is None else _map_section(map_, anchors, styles),
+        map=_map_section(map_of(suite, board, read.curves), anchors, styles) if is_map else None,
         settings=settings if len(settings) > 1 else [],
         has_tuned_and_default=len({line.tuned for line in board.lines}) > 1,
         command=command,
