@@ -21,6 +21,7 @@ from fedbench.plugins.provenance import Codes
 from fedbench.testing import tiny_dataset
 from fedbench.tracking import store
 from fedbench.tracking.schema import store_uri
+from fedbench.workflow.results import load
 from fedbench_boards.leaderboard.results import load_results
 
 PATIENCE = 60.0
@@ -129,6 +130,7 @@ def test_a_suite_runs_resumes_and_is_evaluated_over_a_server(
     evaluated = fedbench("evaluate", str(by_method["creff"]), "--cache-dir", "cache")
     assert evaluated.code == 0, evaluated.err
     assert "equal: every metric and all 30 predictions are as recorded" in evaluated.out
+    assert {spec.run_id for spec in load(server, "remote").specs} == set(by_method)
 
 
 def check_the_parent(server: str) -> None:

@@ -58,24 +58,22 @@ def federation(
         raise FedbenchError(f"scenario={scenario!r} and suite={suite!r} are two answers; leave one out.")
     [seed] = numbers((seed,))
     objects, plugin_files = OwnObjects(), files(plugins)
-    name, sets = objects.dataset(dataset), assignments(objects.settings(set), objects.settings(settings))
+    own = {"dataset": objects.dataset(dataset)}
+    sets = assignments(objects.settings(set), own | objects.settings(settings))
     with own_plugins(objects.plugins), plugins_everywhere(plugin_files):
-        selection = federation_asked(suite, name, seed, sets, setting, scale)
+        selection = federation_asked(suite, seed, sets, setting, scale)
         made = deal(scenario, selection, folders(data_dir, cache_dir)).federation
     rows = made.class_table.rows(0, len(made.clients)).tolist()
     held = pd.DataFrame(rows, index=list(made.client_names[: len(rows)]) or None, columns=list(made.classnames))
     return held.rename_axis(index="client", columns="class")
 
 
-def federation_asked(
-    suite: str | None, dataset: str | None, seed: int, sets: Sets, setting: str, scale: str
-) -> Selection:
+def federation_asked(suite: str | None, seed: int, sets: Sets, setting: str, scale: str) -> Selection:
     """What is asked for, as `fedbench run` would take it of a run of fedavg."""
     for key, _ in sets:
         _refuse_ineffective(key)
-    of_data = (("dataset", dataset),) if dataset is not None else ()
     settings = (setting,) if setting else ()
-    return Selection(("fedavg",), (seed,), (*of_data, *sets), scale=scale, settings=settings, suite=suite)
+    return Selection(("fedavg",), (seed,), sets, scale=scale, settings=settings, suite=suite)
 
 
 def deal(scenario: str | None, selection: Selection, folders: tuple[Path, Path]) -> Dealt:

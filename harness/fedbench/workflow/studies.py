@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
+
+from optuna.study import Study
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RunInfo
@@ -21,7 +24,7 @@ from fedbench.tracking.recording import StoreUnavailable
 from fedbench.tracking.schema import METHOD_CODE, store_uri
 from fedbench.tracking.tags import code_tags
 from fedbench.tuning.objectives import Objective
-from fedbench.tuning.results import StudyResult, result_of
+from fedbench.tuning.results import StudyResult, due, result_of
 from fedbench.tuning.search import Search, SearchFailed, TrialEvent
 from fedbench.tuning.space import defaults_of, restricted, space_of
 from fedbench.tuning.storage import open_storage, storage_url
@@ -29,6 +32,7 @@ from fedbench.tuning.studies import Budget, Record, open_study
 from fedbench.tuning.tracking import TrialTracking
 from fedbench.tuning.trial import PRUNERS, Tuned, trial_specs
 from fedbench.workflow import plan
+from fedbench.workflow.console import complain
 from fedbench.workflow.screens import Screen
 from fedbench.workflow.selection import Place, Selection, command_line
 
@@ -245,7 +249,7 @@ def search(
     with closing(_engine(planned, settings, place)) as engine:
         storage = open_storage(url, create=True)
         studies = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in records]
-        tracking = TrialTracking(uri, records[0][1].suite)
+        tracking = TrialTracking(uri, records[0][1].suite, partial(complain, label="warning"))
         try:
             Search(url, [row for row, _ in records], engine, tracking, on_event).carry_out()
         except KeyboardInterrupt:
@@ -255,12 +259,17 @@ def search(
     results = tuple(result for result in map(result_of, studies) if result is not None)
     try:
         for study in studies:
-            tracking.finished(study)
+            tracking.finished(study, "FINISHED" if not failures or _is_over(study) else "FAILED")
     except StoreUnavailable as error:
         failures.append(SearchFailed(str(error)))
     if len(results) < len(studies):
         failures.append(SearchFailed(f"{len(studies) - len(results)} of the rows have no finished trial."))
     return Searched(results, tuple(failures))
+
+
+def _is_over(study: Study) -> bool:
+    result = result_of(study)
+    return result is not None and result.spent >= result.record.budget.trials and not due(study)
 
 
 def _engine(planned: Planned, settings: Settings, place: Place) -> Engine:

@@ -132,11 +132,13 @@ def merge(
 
 
 def _merge_stores(stores: list[str], into: str) -> None:
+    from fedbench.tracking.databases import masked
     from fedbench_boards.exchange.merging import merge as merged
 
     for one in merged(stores, into, lambda run: say(f"copied {run}", style="dim")):
         left = f", {one.unfinished} not ended and left" if one.unfinished else ""
-        say(f"{one.source}: {counted(one.copied, 'run')} copied, {one.skipped} in {into} already and skipped{left}")
+        already = f"{one.skipped} in {masked(into)} already and skipped"
+        say(f"{one.source}: {counted(one.copied, 'run')} copied, {already}{left}")
 
 
 def _join_folders(folders: list[str], into: str, suite: str | None, plugins: tuple[Path, ...]) -> None:

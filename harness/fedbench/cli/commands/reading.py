@@ -106,6 +106,8 @@ def leaderboard(
     given = ReadingOptions(
         suite=suite, metric=metric, columns=tuple(column or ()), baseline=baseline, target=target, test=test
     )
+    if output is not None and shape != "table":
+        raise FedbenchError(f"--output writes every format, so --format {shape} has no effect; leave one out.")
     if output is not None:
         usable_folder(output, "--output")
     if results is not None and (output is not None or shape == "html" or store or published or target is not None):

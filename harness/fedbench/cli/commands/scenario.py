@@ -90,11 +90,11 @@ def show(
     words = [word for word in (name, *(further or ())) if word is not None]
     name = _name_among(words)
     _refuse_contradictions(name, suite, setting, scale)
-    sets = all_assignments(assignment, [word for word in words if word != name])
+    sets = all_assignments(assignment, [word for word in words if word != name], dataset=dataset)
     from fedbench.scenarios.picture import picture_of
     from fedbench.workflow.federation import deal, federation_asked
 
-    selection = federation_asked(suite, dataset, seed, sets, setting, scale)
+    selection = federation_asked(suite, seed, sets, setting, scale)
     dealt = deal(name, selection, (expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir")))
     picture = picture_of(dealt.federation)
     title = (_title(name, selection, dealt.spec), _in_words(picture, dealt.spec), *_unseen(dealt, everything))
