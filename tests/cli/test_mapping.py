@@ -159,7 +159,7 @@ class Mine(Metric[NoParams]):
 @pytest.mark.parametrize(("verb", "steps"), [("publish", 5), ("map", 2)])
 def test_plugins_are_known_to_every_step(fedbench, tmp_path, monkeypatch, verb, steps):
     (tmp_path / "mine.py").write_text(METRIC)
-    (tmp_path / "toy.yaml").write_text(SUITE + "metrics: [mine]\nheadline: mine\n")
+    (tmp_path / "toy.yaml").write_text(SUITE + "headline: mine\n")
     shown = []
     monkeypatch.setattr(mapping, "step", lambda ctx, *words: shown.append(words) or 0)
     monkeypatch.setattr(mapping, "_draw", lambda *_: None)

@@ -1,4 +1,4 @@
-"""Who holds what before anything is trained: ``fedbench.federation``, and what ``fedbench scenario show`` draws."""
+"""Who holds what before anything is trained: ``fedbench.federation``, and what ``fedbench scenario show`` tells."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def federation(
     """How many training samples of which class every client holds: a line a client (its name, where it has one, else
     its number), a column a class. Clients that never train are left out; of data that drift it is the first stretch.
 
-    Scenario, data set and seed give the clients that they give in a run, as ``fedbench scenario show`` draws them.
+    Scenario, data set and seed give the clients that they give in a run, as ``fedbench scenario show`` tells them.
     By default the scenario is that of ``fedbench.run``; with ``suite`` it is the suite's, of its only setting or the
     one named. Data set and ``partition`` may be a program's own. Raises FedbenchError for a setting that a federation
     does not depend on.

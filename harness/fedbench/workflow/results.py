@@ -21,7 +21,7 @@ from fedbench.tracking.artifacts import PREDICTIONS, SPEC, read_spec
 from fedbench.tracking.databases import shown
 from fedbench.tracking.read import open_reader
 from fedbench.tracking.schema import DATABASE, FINAL, database_of, store_uri
-from fedbench.workflow.asking import Folder, Names, files, folders, names
+from fedbench.workflow.asking import Folder, Names, files, folders, names, text_or_none
 from fedbench.workflow.screens import let_figures_be_seen
 from fedbench_boards.leaderboard.formats import render_terminal, to_html
 from fedbench_boards.leaderboard.reading import ReadingOptions, ReadResults, frame_of, read_board, suite_of
@@ -189,7 +189,7 @@ def load(
 
     ``plugins`` and the folders are for figures of models. Raises FedbenchError where there is nothing.
     """
-    uri = store_uri(None if store is None else str(store), to_write=False)
+    uri = store_uri(text_or_none(store), to_write=False)
     load_runs(uri, suite_of(suite)[0])
     return Results(uri, suite, settings=Settings(*folders(data_dir, cache_dir), files(plugins)))
 

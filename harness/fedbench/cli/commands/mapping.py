@@ -151,9 +151,6 @@ def map_(
     at: Annotated[
         list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Draw at this value of a third axis; repeat it.")
     ] = None,
-    method: Annotated[
-        list[str] | None, typer.Option("--method", metavar="METHOD", help="Run only rows of this method; repeat it.")
-    ] = None,
     seed: Seed = None,
     plugin: Plugins = None,
     store: Store = None,
@@ -183,7 +180,7 @@ def map_(
         )
     folder = _folder_of(read, output)
     common = [*given("--suite", suite), *given("--plugin", plugin), *given("--store", store)]
-    code = step(ctx, "run", *common, *given("--method", method), *given("--seed", seed), *given("--jobs", workers))
+    code = step(ctx, "run", *common, *given("--seed", seed), *given("--jobs", workers))
     if code > _SOME_FAILED:
         raise typer.Exit(code)
     code = max(code, step(ctx, "leaderboard", *common, "--output", str(folder)))
