@@ -123,9 +123,10 @@ class Reader:
             return here / name if (here / name).is_file() else None
         if name not in {file.path for file in self.client.list_artifacts(run, posixpath.dirname(name) or None)}:
             return None
-        (folder / run).mkdir()
-        self.client.download_artifacts(run, name, str(folder / run))
-        return folder / run / name
+        place = folder / run / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # MLflow leaves the file without the folders of its name
+        return Path(self.client.download_artifacts(run, name, str(place.parent))).replace(place)
 
     def _run(self, run: str) -> Run | None:
         from mlflow.exceptions import MlflowException
