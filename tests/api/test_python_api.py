@@ -20,6 +20,7 @@ from fedbench.cli.app import app
 from fedbench.core.federation import Dataset, TensorImages
 from fedbench.kinds.registry import own
 from fedbench.plugins.provenance import digest_of_code
+from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedprox import FedProx
@@ -191,6 +192,12 @@ def test_nothing_is_loaded_from_a_store_that_is_not_there(tmp_path):
         fedbench.load(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("uri", ["sqlite:////x/runs.db", "sqlite:////x/mlflow.db", "http://ann:hush-pass@host:5000"])
+def test_results_say_where_they_are(uri):
+    shown = {"sqlite:////x/mlflow.db": "/x", "http://ann:hush-pass@host:5000": "http://***@host:5000"}
+    assert fedbench.Results(uri, None, settings=Settings(Path(), Path())).store == shown.get(uri, uri)
+
+
 def test_a_federation_is_that_of_a_run(results, cache):
     held = fedbench.federation("iid", dataset=DATA, clients=2, cache_dir=cache)
     assert held.index.name == "client" and held.to_numpy().sum() > 0
@@ -206,6 +213,8 @@ def test_a_federation_is_that_of_a_run(results, cache):
         fedbench.federation("iid", suite="longtail")
     with pytest.raises(fedbench.FedbenchError, match="give one value"):
         fedbench.federation("label-skew", dirichlet_alpha=[0.1, 1.0])
+    with pytest.raises(fedbench.FedbenchError, match="dataset is set twice"):
+        fedbench.federation("iid", dataset="cifar10", set={"dataset": DATA})
     with pytest.raises(fedbench.FedbenchError, match="seeds are whole numbers"):
         fedbench.federation("iid", seed=1.5)
 
@@ -218,9 +227,16 @@ def test_a_federation_names_its_clients():
 
 
 def test_studies_without_trials_are_refused_and_nothing_is_stored(tmp_path):
-    for wrong, message in (({"trials": "x"}, "trials"), ({"trials": 0}, "trials"), ({"validation": 2.0}, "share")):
+    for wrong, message in (
+        ({"trials": "x"}, "trials"),
+        ({"trials": 0}, "trials"),
+        ({"validation": 2.0}, "share"),
+        ({"jobs": 0}, "jobs"),
+    ):
         with pytest.raises(fedbench.FedbenchError, match=message):
             fedbench.tune("longtail", "fedavg", **wrong, store=tmp_path / "store", progress=False)
+    with pytest.raises(fedbench.FedbenchError, match="names are texts"):
+        fedbench.tune("longtail", HalfWay, store=tmp_path / "store", progress=False)
     assert not (tmp_path / "store").exists()
 
 
@@ -360,6 +376,8 @@ def test_a_run_that_fails_is_a_row_with_its_reason(tmp_path, cache, capfd):
         ({"plugins": 5}, "5 is a int; plug-in files are paths"),
         ({"setting": 5}, "5 is a int; names are texts"),
         ({"dataset": DATA, "jobs": 0}, "0 jobs at the same time can't be"),
+        ({"methods": [HalfWay], "jobs": "2"}, "'2' jobs at the same time can't be"),
+        ({"plugins": ["~nobody_here/x.py"]}, "there is no such user"),
     ],
     # two processes of a test run must call it the same
     ids=lambda value: re.sub(r" at 0x[0-9a-f]+", "", str(value)),

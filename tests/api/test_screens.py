@@ -7,12 +7,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import fedbench
-from fedbench.core.records import RunResult
-from fedbench.core.spec import RunSpec
+from fedbench.core.records import RoundRecord, RunResult
+from fedbench.core.spec import RunSpec, Training
 from fedbench.tuning.search import TrialBegan, TrialEnded
 from fedbench.tuning.trial import Tuned
 from fedbench.workflow import tuning
-from fedbench.workflow.screens import NotebookProgress, screen_for
+from fedbench.workflow.screens import NotebookProgress, Progress, screen_for
 from fedbench.workflow.studies import Searched
 
 
@@ -102,3 +102,14 @@ def test_runs_are_a_bar_in_a_notebook(cell) -> None:
         view.run_failed(specs[1], "no mean today")
         assert "2/2 runs" in cell[-1]
     assert cell[-1] == "1 run, 1 failed in 0:00"
+
+
+def test_the_time_left_is_at_the_pace_since_the_checkpoint() -> None:
+    specs = [RunSpec(training=Training(rounds=100), seed=seed) for seed in (0, 1)]
+    view = Progress("adhoc", specs)
+    view.run_started(specs[0], SimpleNamespace(trainable_parameters=1, resumed_round=90))
+    assert view.remaining() is None
+    for number in (90, 95):
+        view.round_finished(specs[0], RoundRecord(number, (), {}, 0, 0, 1.0))
+    view.elapsed = lambda: 5.0
+    assert view.remaining() == 5.0 + 100.0

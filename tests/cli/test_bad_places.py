@@ -78,6 +78,11 @@ def test_a_database_in_memory_is_refused(url: str, monkeypatch: pytest.MonkeyPat
         store_uri(None)
 
 
+def test_options_of_a_sqlite_database_are_refused() -> None:
+    with pytest.raises(FedbenchError, match=r"--store 'sqlite:///runs.db\?timeout=9': .* takes no options here"):
+        store_uri("sqlite:///runs.db?timeout=9")
+
+
 def test_devices_that_hold_no_values_or_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("meta", "meta:0", "xla"):
         with pytest.raises(FedbenchError, match=f"device '{name}' is none that runs train on; use cpu, cuda"):

@@ -244,6 +244,7 @@ def test_weights_of_cnns_and_word_vectors_are_listed_once_each(
         in said
     )
     assert said.count("not here") == 2  # of one row and of the list below
-    described = planned("describe", "alexnet?weights=imagenet", "--data-dir", "mine")
+    monkeypatch.setenv("FEDBENCH_DATA", "mine")
+    described = planned("describe", "alexnet?weights=imagenet")
     assert "weights=imagenet starts from torchvision's" in " ".join(described.split())
     assert "mine/torchvision/alexnet-owt-7be5be79.pth" in "".join(described.split())

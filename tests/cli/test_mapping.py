@@ -6,6 +6,7 @@ import json
 import pandas as pd
 import pytest
 
+from fedbench.cli.commands import mapping
 from fedbench_boards.advice.evidence import write_evidence
 from tests.advice.test_advising import evidence
 
@@ -139,3 +140,30 @@ def test_a_suite_with_nothing_to_tune_still_gets_its_leaderboard(fedbench, tmp_p
     code, _, err = fedbench("publish", "--suite", "toy.yaml")
     assert code == 2 and "none of these rows has anything to tune" in " ".join(err.split())
     assert (tmp_path / "leaderboards" / "toy" / "index.html").is_file()
+
+
+METRIC = '''
+from fedbench.api import Metric, NoParams
+
+
+class Mine(Metric[NoParams]):
+    """Nothing."""
+
+    name = "mine"
+
+    def values(self, task):
+        return 1.0
+'''
+
+
+@pytest.mark.parametrize(("verb", "steps"), [("publish", 5), ("map", 2)])
+def test_plugins_are_known_to_every_step(fedbench, tmp_path, monkeypatch, verb, steps):
+    (tmp_path / "mine.py").write_text(METRIC)
+    (tmp_path / "toy.yaml").write_text(SUITE + "headline: mine\n")
+    shown = []
+    monkeypatch.setattr(mapping, "step", lambda ctx, *words: shown.append(words) or 0)
+    monkeypatch.setattr(mapping, "_draw", lambda *_: None)
+    code, _, err = fedbench(verb, "--suite", "toy.yaml", "--plugin", "mine.py")
+    assert code == 0, err
+    assert len(shown) == steps
+    assert all("--plugin" in words for words in shown if words[0] != "study")

@@ -293,7 +293,7 @@ OPTIONS += [
     "--nothing",
 ]
 TUNE = ["--trials", "--objective", "--param", "--pruner", "--validation", "--study", "--seed", "--method", "--set"]
-SHOW = ["--dataset", "--seed", "--set", "--setting", "--scale", "--png"]
+SHOW = ["--dataset", "--seed", "--set", "--setting", "--scale"]
 READ = ["--metric", "--baseline", "--target", "--test", "--format", "--suite", "--store", "--published"]
 
 
@@ -318,7 +318,7 @@ def options(draw: st.DrawFn) -> Case:
         value = draw(data_names())
     elif option == "--set":
         value = f"{draw(st.sampled_from(KEYS))}={value}"
-    elif option in ("--cache-dir", "--data-dir", "--store", "--png", "--storage"):
+    elif option in ("--cache-dir", "--data-dir", "--store", "--storage"):
         odd = ["a?b", "://", "x://y"] if option in ("--store", "--storage") else ["mutant.yaml/y/z"]
         value = draw(st.sampled_from(["x" * 300, "mutant.yaml", "mutant.yaml/x", "~nobody/x", *odd]))
     elif option == "--param":

@@ -1,8 +1,7 @@
-"""The picture of a partition: its numbers by hand, its drawing, and `fedbench scenario show`."""
+"""The picture of a partition: its numbers by hand, and `fedbench scenario show`."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 from collections.abc import Callable
@@ -12,14 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from rich.text import Text
 
 from fedbench.cli.commands.scenario import histogram
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import ClientShard, Dataset, Federation, Split, TensorImages
-from fedbench.scenarios import drawing
-from fedbench.scenarios.drawing import DPI, draw, write_png
 from fedbench.scenarios.picture import (
     ClientPicture,
     PartitionPicture,
@@ -169,69 +165,6 @@ def test_the_mean_divergence_weighs_clients_by_their_samples() -> None:
     assert (shown.clients[0].domains, shown.clients[0].test_samples) == ((), None)
 
 
-# the drawing
-
-
-def test_the_png_has_the_size_of_its_figure_and_shows_groups_and_cells(tmp_path: Path) -> None:
-    shown = replace(picture([[40, 3, 0, 0], [0, 5, 1, 1]]), groups={"head": (0,), "mid": (1,), "tail": (2, 3)})
-    file = tmp_path / "new" / "folder" / "shown.png"
-    write_png(draw(shown, ["one line", "another"]), file)
-    image = Image.open(file).convert("RGB")
-    # the smallest page, 8 x 4.5 inches, and two lines of 0.17 inches
-    assert image.size == (8 * DPI, round((4.5 + 2 * 0.17) * DPI))
-    colours = set(map(tuple, np.asarray(image).reshape(-1, 3).tolist()))
-    for group in ("#0072b2", "#e69f00", "#009e73"):
-        assert tuple(bytes.fromhex(group[1:])) in colours
-    assert (8, 48, 107) in colours  # the darkest of the blues: the fullest cell
-    assert [entry.name for entry in file.parent.iterdir()] == ["shown.png"]
-
-
-def test_names_stand_on_the_axes_until_there_are_too_many() -> None:
-    few = draw(picture([[1] * 30] * 2), ["few"]).axes[0]
-    assert [label.get_text() for label in few.get_xticklabels()][:2] == ["kind 0", "kind 1"]
-    assert [label.get_text() for label in few.get_yticklabels()] == ["0", "1"]
-    many = draw(picture([[1] * 31] * 2), ["many"]).axes[0]
-    assert not any("kind" in label.get_text() for label in many.get_xticklabels())
-
-
-def test_a_client_of_one_domain_is_called_by_it() -> None:
-    axes = draw(picture_of(hand_made()), ["domains"]).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["0 photo", "1 sketch"]
-
-
-def test_numbers_in_the_cells_are_the_counts_of_held_classes() -> None:
-    axes = draw(picture([[40, 3, 0], [0, 5, 1]]), ["numbers"]).axes[0]
-    written = {text.get_position(): text.get_text() for text in axes.texts}
-    assert written == {(0, 0): "40", (1, 0): "3", (1, 1): "5", (2, 1): "1"}
-
-
-def test_a_page_stays_a_page_however_many_clients_and_classes() -> None:
-    figure = draw(picture([[1, 0] * 150] * 300), ["large"])
-    assert figure.get_size_inches().tolist() == pytest.approx([18.0, 18.17])
-
-
-def test_drawing_leaves_pyplot_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
-    again = importlib.reload(drawing)
-    again.write_png(again.draw(picture([[1, 2]]), ["title"]), tmp_path / "one.png")
-    assert "matplotlib.pyplot" not in sys.modules
-
-
-def test_a_failed_drawing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "old.png"
-    file.write_bytes(b"old")
-    figure = draw(picture([[1, 1]]), ["title"])
-
-    def broken(*_: object, **__: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(figure, "savefig", broken)
-    with pytest.raises(FedbenchError, match=r"can't write the picture .*disk full; free space or choose another --png"):
-        write_png(figure, file)
-    assert file.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [file]
-
-
 # the command
 
 
@@ -363,7 +296,6 @@ def test_unseen_classes_are_counted_and_named(show, monkeypatch: pytest.MonkeyPa
     assert "Unseen" not in show("iid", "--set", "clients=2").out
     monkeypatch.setattr("fedbench.cli.commands.scenario._MOST_NAMES", 1)
     assert "kind 2 and 1 more." in show("iid", *settings).out
-    assert "kind 2, kind 3." in show("iid", *settings, "--all").out
 
 
 @pytest.mark.usefixtures("tiny")
@@ -386,10 +318,12 @@ def test_a_class_nobody_holds_is_named(show, use: Data) -> None:
     assert total(shown, "class counts") == "0 (ghost) to 10 (kind 0); imbalance factor ∞"
 
 
-def test_of_many_clients_a_selection_is_shown_and_all_on_request(show, use: Data) -> None:
+def test_of_many_clients_a_selection_is_shown(show, use: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     use(dataset(classes=10, each=100))
     asked = ("label-skew", "--set", "clients=50", "--set", "min_client_size=1", "--set", "dirichlet_alpha=0.1")
-    part, whole = show(*asked), show(*asked, "--all")
+    part = show(*asked)
+    monkeypatch.setattr("fedbench.cli.commands.scenario.MOST_CLIENTS", 50)
+    whole = show(*asked)
     heads = [line.strip() for line in part.out.splitlines()]
     positions = [heads.index(head) for head in ("first 20", "5 most skewed", "5 least skewed")]
     assert positions == sorted(positions)
@@ -403,7 +337,7 @@ def test_of_many_clients_a_selection_is_shown_and_all_on_request(show, use: Data
     assert [divergence[client] for client in most] == ranked[:5]
     assert [divergence[client] for client in least] == ranked[:-6:-1]
     left_out = 50 - len({*range(20), *most, *least})
-    assert f"{left_out} of 50 clients are left out; --all shows them." in part.out
+    assert f"{left_out} of 50 clients are left out; --output writes all of them." in part.out
     assert "left out" not in whole.out
 
 
@@ -444,16 +378,6 @@ def test_the_seed_decides_the_partition(show) -> None:
     assert first != other
 
 
-@pytest.mark.usefixtures("tiny")
-def test_the_png_is_drawn_and_named(show, tmp_path: Path) -> None:
-    shown = show("iid", *ONE_CLASS_EACH, "--png", "pictures/one.PNG")
-    assert shown.code == 0, shown.err
-    assert shown.out.endswith("drawn into pictures/one.PNG\n")
-    with Image.open(tmp_path / "pictures" / "one.PNG") as image:
-        assert image.format == "PNG"
-        assert image.size[0] == 8 * DPI
-
-
 SUITE = """
 name: grid
 scenario: {preset: iid, clients: 2}
@@ -490,12 +414,12 @@ def test_a_suites_setting_has_its_scenario_and_data_whatever_its_rows_change(sho
 
 
 @pytest.mark.usefixtures("tiny")
-def test_what_is_set_overrules_the_suite_and_the_dataset_option(show, grid: str) -> None:
+def test_what_is_set_overrules_the_suite_and_two_data_sets_are_refused(show, grid: str) -> None:
     shown = show("--suite", grid, "--setting", "four", "--set", "clients=8", "--dataset", "cifar10")
     assert total(shown, "participation") == "8 of 8 clients in a round"
     assert "data set cifar10," in shown.out
     both = show("iid", "--dataset", "cifar10", "--set", "dataset=cifar100")
-    assert "data set cifar100," in both.out
+    assert both.code == 2 and "dataset is set twice" in both.err
 
 
 @pytest.mark.usefixtures("tiny")

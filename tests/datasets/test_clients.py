@@ -102,11 +102,14 @@ def test_clients_are_the_datas_own(layout: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_end_to_end_from_the_files_to_a_table_that_gives_the_same_federation(layout: str, tmp_path: Path) -> None:
+def test_end_to_end_from_the_files_to_a_table_that_gives_the_same_federation(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = LAYOUTS[layout][0](tmp_path)
-    folders = ("--data-dir", str(tmp_path), "--cache-dir", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDBENCH_DATA", str(tmp_path))
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
     drawn = tmp_path / "drawn.csv"
-    shown = said("scenario", "show", "natural", "--dataset", name, *folders, "--output", str(drawn))
+    shown = said("scenario", "show", "natural", "--dataset", name, "--output", str(drawn))
     assert "natural" in shown and f"partition=table:{drawn}" in shown
     data = loaded(name, tmp_path)
     natural = build_federation(data, Scenario(partition="natural"), 0)
@@ -119,7 +122,7 @@ def test_end_to_end_from_the_files_to_a_table_that_gives_the_same_federation(lay
         )
     budget = ("--set", "rounds=1", "backbone=fedavg-cnn", "batch_size=4", "lr=0.01")
     run = ("run", "--method", "fedavg", "--scenario", "natural", "--dataset", name, *budget)
-    done = said(*run, *folders, "--store", str(tmp_path / "store"), "--engine", "in-process")
+    done = said(*run, "--store", str(tmp_path / "store"), "--engine", "in-process")
     assert "fedavg" in done and f"{len(natural.clients)} clients" in done
 
 

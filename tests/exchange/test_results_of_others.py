@@ -372,8 +372,9 @@ def test_drawing_takes_one_at_least_and_depends_on_the_seed_alone(made: Made) ->
 
 
 def verify(made: Made, folder: Path, *further: str) -> int:
-    place = ("--engine", "in-process", "--cache-dir", made.cache)
-    return call("verify", str(folder), "--suite", made.suite, *place, *further)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("FEDBENCH_CACHE", made.cache)
+        return call("verify", str(folder), "--suite", made.suite, "--engine", "in-process", *further)
 
 
 def test_verify_confirms_true_numbers_to_the_last_bit(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
@@ -565,7 +566,9 @@ class Brittle:
         return ("--suite", str(self.place / "toy.yaml"), "--plugin", str(self.place / "brittle.py"))
 
     def verify(self, folder: Path) -> int:
-        return call("verify", str(folder), *self.options, "--share", "1", *_here(self.cache))
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("FEDBENCH_CACHE", self.cache)
+            return call("verify", str(folder), *self.options, "--share", "1", "--engine", "in-process")
 
 
 def _here(cache: str) -> tuple[str, ...]:

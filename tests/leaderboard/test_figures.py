@@ -280,8 +280,8 @@ def test_figures_of_measures_and_models_are_drawn_from_a_store(tmp_path):
     ]
     suite.write_text("\n".join([*text, *(f"  - {row}" for row in rows)]) + "\n")
     given = ["--suite", str(suite), "--store", str(tmp_path / "store")]
-    runner = CliRunner()
-    ran = runner.invoke(app, ["run", *given, "--engine", "in-process", "--data-dir", str(tmp_path)])
+    runner, places = CliRunner(), {"FEDBENCH_DATA": str(tmp_path)}
+    ran = runner.invoke(app, ["run", *given, "--engine", "in-process"], env=places)
     assert ran.exit_code == 0, ran.output
     for kind, *more in (
         ("layers", "--method", "cka+drift"),
@@ -291,7 +291,7 @@ def test_figures_of_measures_and_models_are_drawn_from_a_store(tmp_path):
         ("holdings", "--method", "cka+drift"),
     ):
         file = tmp_path / f"{kind}.png"
-        drawn = runner.invoke(app, ["figure", kind, *given, "-o", str(file), "--data-dir", str(tmp_path), *more])
+        drawn = runner.invoke(app, ["figure", kind, *given, "-o", str(file), *more], env=places)
         assert drawn.exit_code == 0, (kind, drawn.output)
         assert file.read_bytes()[:4] == b"\x89PNG"
     # of all suites of a store as well

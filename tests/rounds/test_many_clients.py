@@ -10,10 +10,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RunInfo, RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.runs import prepare as preparing
-from fedbench.scenarios import drawing
-from fedbench.scenarios.drawing import draw
 from fedbench.scenarios.partitions import label_skew
-from fedbench.scenarios.picture import ClientPicture, PartitionPicture
 from fedbench.testing import tiny_run, tiny_spec
 from fedbench.tracking.artifacts import write_artifacts
 from fedbench_boards.leaderboard.page.charts import heat_map
@@ -53,18 +50,6 @@ def test_the_heat_map_says_that_it_shows_the_first_clients():
     assert heat_map(counts, names, "k").summary.startswith("2 clients, 2 classes, 6 training samples.")
     assert heat_map(counts, names, "k", 2).summary == heat_map(counts, names, "k").summary
     assert heat_map(counts, names, "k", 5000).summary.startswith("The first 2 of 5,000 clients, 2 classes, 6 training")
-
-
-def test_the_drawing_has_the_first_clients_under_the_class_totals_of_all(monkeypatch):
-    monkeypatch.setattr(drawing, "MOST_CLIENTS", 2)
-    clients = tuple(ClientPicture(i, row, 1.0, 0.0) for i, row in enumerate(((4, 1), (2, 2), (0, 7))))
-    figure = draw(PartitionPicture(clients, ("cat", "dog"), 5), ["a title"])
-    cells, totals, sizes = figure.axes[:3]
-    assert cells.images[0].get_array().shape == (2, 2)
-    assert [bar.get_height() for bar in totals.patches] == [6, 10]
-    assert [bar.get_width() for bar in sizes.patches] == [5, 4]
-    assert "Drawn are the first 2 of 3 clients." in figure.get_suptitle()
-    assert "Drawn" not in draw(PartitionPicture(clients[:2], ("cat", "dog"), 5), ["a title"]).get_suptitle()
 
 
 @pytest.mark.parametrize(("most", "draws"), [(10**9, 1000), (119, 4), (3, 1)])

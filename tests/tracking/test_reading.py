@@ -250,3 +250,15 @@ def test_a_leaderboard_of_a_folder_imports_neither_mlflow_nor_torch(filled: Path
     code += "try: main()\nfinally: sys.stdout.write(str({'mlflow', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith("set()"), done.stderr
+
+
+def test_two_databases_in_one_folder_have_files_of_their_own(tmp_path: Path) -> None:
+    uris = [f"sqlite:///{tmp_path}/{name}" for name in ("a.db", "b.db")]
+    for seed, uri in enumerate(uris):
+        record(Tracking(uri, "first"), seed)
+    for seed, uri in enumerate(uris):
+        for reader in (open_reader(uri), Reader(uri)):
+            assert reader is not None
+            ((_, run),) = reader.runs("first")
+            assert run.data.params["seed"] == str(seed)
+            assert reader.artifact(run.info.run_id, "federation.json", tmp_path) is not None

@@ -21,6 +21,7 @@ from fedbench.plugins.provenance import Codes
 from fedbench.testing import tiny_dataset
 from fedbench.tracking import store
 from fedbench.tracking.schema import store_uri
+from fedbench.workflow.results import load
 from fedbench_boards.leaderboard.results import load_results
 
 PATIENCE = 60.0
@@ -104,7 +105,7 @@ def fedbench(
 
 @pytest.mark.slow
 def test_a_suite_runs_resumes_and_is_evaluated_over_a_server(
-    server: str, fedbench: Callable[..., Ended], tmp_path: Path
+    server: str, fedbench: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ("run", "--suite", "remote.yaml", "--engine", "in-process", "--cache-dir", "cache")
     first = fedbench(*command)
@@ -126,9 +127,11 @@ def test_a_suite_runs_resumes_and_is_evaluated_over_a_server(
     assert "start " not in again.out
 
     by_method = results.set_index("method")["run_id"]
-    evaluated = fedbench("evaluate", str(by_method["creff"]), "--cache-dir", "cache")
+    monkeypatch.setenv("FEDBENCH_CACHE", "cache")
+    evaluated = fedbench("evaluate", str(by_method["creff"]))
     assert evaluated.code == 0, evaluated.err
     assert "equal: every metric and all 30 predictions are as recorded" in evaluated.out
+    assert {spec.run_id for spec in load(server, "remote").specs} == set(by_method)
 
 
 def check_the_parent(server: str) -> None:

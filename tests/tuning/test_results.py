@@ -158,6 +158,11 @@ def test_the_confirmation_is_of_seeds_that_chose_nothing(tmp_path: Path, value: 
 def test_of_a_cost_the_least_goes_on(tmp_path: Path) -> None:
     study, _ = with_values(tmp_path, [61.0, 55.0, 66.0, 64.0], objectives=("seconds",))
     assert [trial.number for trial in finalists(study)] == [1, 0, 3]
+    # of a metric that is not installed here the study knows which way is better
+    record = record_of(study)
+    absent = replace(record, budget=replace(record.budget, objectives=("absent",)))
+    study.set_user_attr("fedbench", absent.dumped())
+    assert [trial.number for trial in finalists(study)] == [1, 0, 3]
 
 
 def test_a_further_run_that_was_cut_off_is_due_again_and_one_that_waits_or_runs_is_not(tmp_path: Path) -> None:
@@ -343,6 +348,23 @@ def test_rows_of_one_tuning_have_one_budget(tmp_path: Path) -> None:
         open_study(storage, recorded(rows()[1], budget(2, objectives=("seconds",)))[1], {})
     open_study(storage, recorded(rows()[1], budget(9))[1], {})  # further trials are told, not refused
     open_study(storage, recorded(rows()[1], budget(2, seeds=(9,)), name="other")[1], {})
+
+
+def test_a_study_whose_trials_all_failed_takes_other_objectives(tmp_path: Path) -> None:
+    study, _ = opened(tmp_path, budget(1, objectives=("bytes",)))
+    study.tell(study.ask(), state=TrialState.FAIL)
+    study, _ = opened(tmp_path, budget(1, objectives=("global_accuracy",)))
+    assert [direction.name for direction in study.directions] == ["MAXIMIZE"]
+
+
+def test_a_study_of_another_version_is_told_and_stops_no_other_tuning(tmp_path: Path) -> None:
+    study, _ = opened(tmp_path / "old", budget(1))
+    old = json.loads(record_of(study).dumped())
+    old["budget"]["gone"] = 1
+    study.set_user_attr("fedbench", json.dumps(old))
+    with pytest.raises(FedbenchError, match="was made by another version of fedbench"):
+        record_of(study)
+    opened(tmp_path / "new", budget(2))
 
 
 def test_an_importance_explains_what_leads_to_good_values(tmp_path: Path) -> None:

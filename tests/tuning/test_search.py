@@ -381,7 +381,7 @@ def test_trials_that_died_at_any_point_leave_the_study_as_it_would_have_been(
         dead = study.ask()
         if drawn == 2:
             claim(dead, recorded(rows()[1], budget(8))[0], budget(8))
-            TrialTracking(store_uri(str(tmp_path)), "toy").began(dead, dead.params)
+            TrialTracking(store_uri(str(tmp_path)), "toy", print).began(dead, dead.params)
             dead.report(99.0, 1)  # which no other trial could beat, if it counted
             study._storage.set_trial_system_attr(dead._trial_id, "completed_rung_0", 99.0)
         elif drawn == 1:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
+from fedbench.cli import tuning
 from fedbench.cli.app import main
+from fedbench.cli.commands import mapping, run
+from fedbench.suites.suite import single
 from fedbench.tracking.schema import store_uri
+from fedbench.tracking.store import open_store
+from fedbench.tuning.search import Search, SearchFailed
+from fedbench.workflow.selection import Selection
 from fedbench_boards.leaderboard.results import load_results
 
 SUITE = """
@@ -196,3 +203,31 @@ def test_tuned_values_that_cannot_be_had_are_an_error(fedbench: Command, given: 
     code, _, err = fedbench("run", "--suite", "toy.yaml", *given)
     assert code == 2
     assert message in err
+
+
+def test_a_study_whose_search_was_stopped_is_told_and_has_failed_in_mlflow(
+    fedbench: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(search: Search) -> None:
+        search._tracking._client._patience._tell("the store can't be written")
+        raise SearchFailed("it is full")
+
+    monkeypatch.setattr(Search, "carry_out", stopped)
+    chosen = ("--suite", "toy.yaml", "--method", "fedavg", "--trials", "1", "--store", "stopped", "--jobs", "1")
+    code, _, err = fedbench("tune", *chosen)
+    assert code == 2 and "warning: the store can't be written" in err and "error: it is full" in err
+    client = open_store(store_uri(str(folder / "stopped")), create=False)
+    assert client is not None
+    (run,) = client.search_runs([client.get_experiment_by_name("fedbench-tuning/toy").experiment_id])
+    assert run.info.status == "FAILED"
+
+
+def test_no_command_that_is_shown_has_a_password(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    store = "postgresql://ann:hush-pass@host/db"
+    tuning.show_next_steps("toy", Selection(suite="toy"), store, store)
+    monkeypatch.setattr("fedbench.cli.commands.run._page", lambda *_: "")
+    run.show_next_steps(single(), None, "adhoc", store, store, has_others=True)
+    context = SimpleNamespace(find_root=lambda: SimpleNamespace(command=lambda *_, **__: 0))
+    mapping.step(context, "run", "--store", store)
+    out = capsys.readouterr().out
+    assert "hush" not in out and out.count("ann:***@host") >= 6

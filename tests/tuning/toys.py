@@ -60,7 +60,7 @@ def search(folder: Path, settings: Settings, *studied: Studied, engine: Engine |
 def search_telling(
     emit: Any, folder: Path, settings: Settings, *studied: Studied, engine: Engine | None = None
 ) -> None:
-    tracking = TrialTracking(store_uri(str(folder)), "toy")
+    tracking = TrialTracking(store_uri(str(folder)), "toy", print)
     rows = [row for row, _ in studied]
     Search(url_of(folder), rows, engine or InProcess(settings), tracking, emit).carry_out()
 

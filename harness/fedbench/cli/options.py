@@ -13,6 +13,7 @@ from fedbench.kinds.registry import PLUGIN_FILES
 from fedbench.workflow.asking import CACHE_DIR as CACHE_DIR
 from fedbench.workflow.asking import DATA_DIR as DATA_DIR
 from fedbench.workflow.asking import all_assignments as all_assignments
+from fedbench.workflow.asking import files
 
 if TYPE_CHECKING:
     from fedbench.runs.prepare import Settings
@@ -114,9 +115,9 @@ def plugin_files(given: list[Path] | None) -> tuple[Path, ...]:
 
     From here on what they define is known to the whole command.
     """
-    files = tuple(path.resolve() for path in given or ())
-    PLUGIN_FILES.set(files)
-    return files
+    absolute = files(given)
+    PLUGIN_FILES.set(absolute)
+    return absolute
 
 
 def devices_of(given: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from fedbench.core.wording import counted
 from fedbench.runs.prepare import Settings
+from fedbench.tracking.databases import masked
 from fedbench.tuning.results import StudyResult
 from fedbench.tuning.space import Dimension, defaults_of
 from fedbench.tuning.studies import Budget, Record
@@ -136,6 +137,6 @@ def show_gaps(every: Sequence[Gap]) -> None:
 def show_next_steps(name: str, selection: Selection, store: str | None, storage: str | None) -> None:
     """What to do with a study."""
     places = {"--store": store, "--storage": storage}
-    where = [word for option, value in places.items() if value for word in (option, value)]
+    where = [word for option, value in places.items() if value for word in (option, masked(value))]
     say(f"run it       {command_line('run', replace(selection, seeds=(), tuned=name), *where, paths=True)}")
     say(f"look inside  {shlex.join(['fedbench', 'study', name, *where])}")

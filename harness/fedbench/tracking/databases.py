@@ -36,7 +36,7 @@ def sqlite_file(url: str) -> Path | None:
 def checked_uri(uri: str, option: str) -> str:
     """``uri``, whose secrets are masked from now on; FedbenchError for a SQLite database in memory.
 
-    No other process could read that.
+    No other process could read that. Options of a SQLite database would be part of its file's name.
     """
     if "://" in uri:
         keep_secret(uri)
@@ -48,6 +48,8 @@ def checked_uri(uri: str, option: str) -> str:
             f"{option} {uri!r} is a database in memory, which no other process could read; give a file, for instance "
             "sqlite:////home/me/runs.db, or a folder."
         )
+    if "?" in uri:
+        raise FedbenchError(f"{option} {uri!r}: a SQLite database takes no options here; leave ? and the rest out.")
     return uri
 
 

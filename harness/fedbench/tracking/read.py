@@ -8,6 +8,7 @@ other store, and those suites of a folder whose runs have no such files.
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,12 +24,14 @@ from fedbench.plugins.provenance import versions
 from fedbench.suites.suite import is_read_as, may_hold
 from fedbench.tracking.databases import check_database
 from fedbench.tracking.schema import (
+    ARTIFACTS,
     EXPERIMENT,
     INVOCATION,
     KIND,
     RECORD,
     ROUNDS,
     StoredRun,
+    beside,
     check_seal,
     database_of,
     filed_as,
@@ -118,11 +121,12 @@ class Reader:
         here = local_artifacts(self._uri, run_as_stored)
         if here is not None:
             return here / name if (here / name).is_file() else None
-        if name not in {artifact.path for artifact in self.client.list_artifacts(run)}:
+        if name not in {file.path for file in self.client.list_artifacts(run, posixpath.dirname(name) or None)}:
             return None
-        (folder / run).mkdir()
-        self.client.download_artifacts(run, name, str(folder / run))
-        return folder / run / name
+        place = folder / run / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # MLflow leaves the file without the folders of its name
+        return Path(self.client.download_artifacts(run, name, str(place.parent))).replace(place)
 
     def _run(self, run: str) -> Run | None:
         from mlflow.exceptions import MlflowException
@@ -207,7 +211,7 @@ class FolderReader(Reader):
 
     @property
     def _artifacts(self) -> Path:
-        return self._database.parent / "artifacts"
+        return beside(self._database, ARTIFACTS)
 
     def _file(self, run: str, name: str) -> Path | None:
         """The artifact of a run; None where it is in none of the folders."""
@@ -228,7 +232,7 @@ class FolderReader(Reader):
     @cached_property
     def _listing(self) -> Listing:
         """MLflow's answer, which is kept in a file for those who read the same database."""
-        file = self._database.with_name(_LISTING)
+        file = beside(self._database, _LISTING)
         stamp = _stamp(self._database)
         with suppress(OSError, ValueError, TypeError):
             kept = Listing(**json.loads(read_bytes(file)))

@@ -51,6 +51,8 @@ METHOD_CODE = "fedbench.method_code"
 RUN, INVOCATION = "run", "invocation"
 """A run of one spec, and the parent of all runs of a command."""
 SQLITE = "sqlite:///"
+DATABASE, ARTIFACTS = "mlflow.db", "artifacts"
+"""In the folder of a store: its file, and the folder of what its runs wrote."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +110,17 @@ def store_uri(store: str | None, *, to_write: bool = True) -> str:
     folder = usable_folder(given, "--store", to_write=to_write)
     if any(character in str(folder) for character in "?#%"):
         raise FedbenchError(f"--store {given!r}: a store's path cannot hold ?, # or %; choose another folder.")
-    return f"{SQLITE}{folder.as_posix()}/mlflow.db"
+    return f"{SQLITE}{folder.as_posix()}/{DATABASE}"
 
 
 def database_of(uri: str) -> Path | None:
     """The store's SQLite file; None for a store of another kind."""
     return Path(uri.removeprefix(SQLITE)).absolute() if uri.startswith(SQLITE) else None
+
+
+def beside(database: Path, name: str) -> Path:
+    """What is called ``name`` beside a store's database. Each database has its own, since a folder may hold several."""
+    return database.with_name(name if database.name == DATABASE else f"{database.name}-{name}")
 
 
 def folder_at(address: str) -> Path | None:
@@ -135,11 +142,11 @@ def local_artifacts(uri: str, run: Run) -> Path | None:
         return None
     database = database_of(uri)
     # <folder of the experiment>/<run>/artifacts
-    beside = None if database is None else database.parent.joinpath("artifacts", *was.parts[-3:])
-    for place in (beside, was):
+    moved = None if database is None else beside(database, ARTIFACTS).joinpath(*was.parts[-3:])
+    for place in (moved, was):
         if place is not None and place.is_dir():
             return place
-    here = "" if beside is None else f", nor in {str(beside)!r}"
+    here = "" if moved is None else f", nor in {str(moved)!r}"
     raise FedbenchError(
         f"the artifacts of run {run.info.run_id} are not in {str(was)!r}, where they were written{here}; bring the "
         "store's folder artifacts along with its database."

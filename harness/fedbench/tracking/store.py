@@ -32,7 +32,18 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.files import name_once
 from fedbench.suites.suite import is_read_as, may_hold
 from fedbench.tracking.databases import check_database, check_server, mask_messages, masked, shown
-from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SQLITE, check_seal, database_of, filed_as, folder_at
+from fedbench.tracking.schema import (
+    ARTIFACTS,
+    EXPERIMENT,
+    INVOCATION,
+    KIND,
+    SQLITE,
+    beside,
+    check_seal,
+    database_of,
+    filed_as,
+    folder_at,
+)
 
 _PAGE = 1000
 _TABLES_SECONDS = 120
@@ -106,7 +117,7 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         database = database_of(uri)
-        location = None if database is None else (_files_beside(database) / _folder_name(suite, prefix)).as_uri()
+        location = None if database is None else (beside(database, ARTIFACTS) / _folder_name(suite, prefix)).as_uri()
         # without the first MLflow would show it as an experiment with language models
         tags = {"mlflow.experimentKind": "custom_model_development"}
         tags |= {} if database is None else {_FILES: _COMPLETE}
@@ -152,11 +163,7 @@ def files_folder(uri: str, experiment: Experiment) -> Path | None:
     database, location = database_of(uri), folder_at(experiment.artifact_location)
     if database is None or location is None or experiment.tags.get(_FILES) != _COMPLETE:
         return None
-    return _files_beside(database) / location.name
-
-
-def _files_beside(database: Path) -> Path:
-    return database.parent / "artifacts"
+    return beside(database, ARTIFACTS) / location.name
 
 
 def _folder_name(suite: str, prefix: str) -> str:
@@ -223,7 +230,7 @@ def ui_command(uri: str) -> list[str]:
         return command
     if not database.exists():
         raise FedbenchError(f"there is no store at {database.parent}; fill one with `fedbench run --suite longtail`.")
-    return [*command, "--default-artifact-root", _files_beside(database).as_uri()]
+    return [*command, "--default-artifact-root", beside(database, ARTIFACTS).as_uri()]
 
 
 def _create(database: Path) -> None:

@@ -12,6 +12,7 @@ import matplotlib
 import optuna
 from matplotlib.axes import Axes
 from optuna.exceptions import ExperimentalWarning
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as drawing
 
@@ -35,7 +36,7 @@ def importances(study: optuna.Study) -> dict[str, float]:
 
 def _lower_is_better(study: optuna.Study) -> Callable[[FrozenTrial], float]:
     """The first objective with the sign that PED-ANOVA takes: it explains what leads to low values."""
-    sign = 1.0 if Objective(record_of(study).budget.objectives[0]).is_cost else -1.0
+    sign = 1.0 if study.directions[0] is StudyDirection.MINIMIZE else -1.0
     return lambda trial: sign * float(trial.values[0])
 
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import optuna
 from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.core.errors import FedbenchError
@@ -70,7 +71,7 @@ def result_of(study: optuna.Study) -> StudyResult | None:
     front = [best]
     if len(record.budget.objectives) > 1:
         others = [trial for trial in study.best_trials if trial.number != best.number]
-        front += sorted(others, key=lambda trial: (_cost(record, trial.values[0]), trial.number))
+        front += sorted(others, key=lambda trial: (_cost(study, trial.values[0]), trial.number))
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     defaults = next((trial for trial in complete if trial.user_attrs.get(DEFAULTS)), None)
     states = {state.name.lower(): len(study.get_trials(deepcopy=False, states=(state,))) for state in COUNTED}
@@ -95,11 +96,10 @@ def finalists(study: optuna.Study) -> list[FrozenTrial]:
 
     With several objectives those of the Pareto front that are best in the first one.
     """
-    record = record_of(study)
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    candidates = complete if len(record.budget.objectives) == 1 else study.best_trials
+    candidates = complete if len(study.directions) == 1 else study.best_trials
     distinct = [trial for trial in candidates if "same_as" not in trial.user_attrs]
-    return sorted(distinct, key=lambda t: (_cost(record, t.values[0]), t.user_attrs.get(PLACE, t.number)))[:FINALISTS]
+    return sorted(distinct, key=lambda t: (_cost(study, t.values[0]), t.user_attrs.get(PLACE, t.number)))[:FINALISTS]
 
 
 def chosen(study: optuna.Study) -> FrozenTrial | None:
@@ -119,8 +119,7 @@ def _means(study: optuna.Study, best: list[FrozenTrial]) -> dict[int, float] | N
 
     None as long as the run-off is not over, and where all failed or there is none.
     """
-    record = record_of(study)
-    budget, outcomes = record.budget, _outcomes(study)
+    budget, outcomes = record_of(study).budget, _outcomes(study)
     if not budget.runoff or len(best) < 2:
         return None
     means = {}
@@ -130,7 +129,7 @@ def _means(study: optuna.Study, best: list[FrozenTrial]) -> dict[int, float] | N
             return None
         tuned, further = len(budget.seeds), len(budget.runoff)
         total = tuned * trial.values[0] + further * outcome[0] if outcome else float("inf")
-        means[trial.number] = _cost(record, total / (tuned + further)) if outcome else total
+        means[trial.number] = _cost(study, total / (tuned + further)) if outcome else total
     return means if min(means.values()) < float("inf") else None
 
 
@@ -138,15 +137,15 @@ def _is_improved(study: optuna.Study, best: FrozenTrial, before: FrozenTrial) ->
     """Whether trial ``best`` is better than ``before``: by all seeds that chose, where both were run on them."""
     if best.number == before.number:
         return False
-    record, means = record_of(study), _means(study, finalists(study)) or {}
+    means = _means(study, finalists(study)) or {}
     if best.number in means and before.number in means:
         return means[best.number] < means[before.number]
-    return _cost(record, best.values[0]) < _cost(record, before.values[0])
+    return _cost(study, best.values[0]) < _cost(study, before.values[0])
 
 
-def _cost(record: Record, value: float) -> float:
+def _cost(study: optuna.Study, value: float) -> float:
     """``value`` of the first objective with the sign under which less is better."""
-    return value if Objective(record.budget.objectives[0]).direction == "minimize" else -value
+    return value if study.directions[0] is StudyDirection.MINIMIZE else -value
 
 
 # --- runs on further seeds

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import optuna
@@ -105,8 +106,8 @@ def record_of(study: optuna.Study) -> Record:
     """What was written down when ``study`` was created."""
     content: dict[str, Any] = json.loads(study.user_attrs[_RECORD])
     spent: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content["budget"].items()}
-    content |= {"budget": Budget(**spent), "space": tuple(content["space"])}
     try:
+        content |= {"budget": Budget(**spent), "space": tuple(content["space"])}
         return Record(**content)
     except TypeError as error:
         raise FedbenchError(
@@ -122,16 +123,20 @@ def open_study(storage: RDBStorage, record: Record, defaults: Mapping[str, Any])
     another budget.
     """
     directions = [Objective(metric).direction for metric in record.budget.objectives]
-    study = optuna.create_study(
-        storage=storage, study_name=record.study_name, directions=directions, load_if_exists=True
-    )
+    create = partial(optuna.create_study, storage=storage, study_name=record.study_name, directions=directions)
+    study = create(load_if_exists=True)
+    if not counted(study) and [direction.name.lower() for direction in study.directions] != directions:
+        # it was made for other objectives, and all its trials failed
+        optuna.delete_study(study_name=record.study_name, storage=storage)
+        study = create(load_if_exists=True)
     if _RECORD in study.user_attrs and counted(study):
         old = record_of(study)
         _refuse_other_conditions(old, record)
         if old.budget.trials >= record.budget.trials:
             record = old
-    for sibling in studies_named(storage):
-        _refuse_other_budget(record_of(sibling), record)
+    for other in studies_named(storage):
+        if json.loads(other.user_attrs[_RECORD])["name"] == record.name:
+            _refuse_other_budget(record_of(other), record)
     study.set_metric_names(list(record.budget.objectives))
     study.set_user_attr(_RECORD, record.dumped())
     if not any(trial.user_attrs.get(DEFAULTS) for trial in counted(study)):
@@ -184,8 +189,7 @@ def flat_settings(content: Mapping[str, object], head: str = "") -> dict[str, ob
 
 def _refuse_other_budget(old: Record, new: Record) -> None:
     """Rows of one tuning differ in the number of trials at most, and where they do, tables say so."""
-    differing = _other_budget(old, new) if old.name == new.name else []
-    for name, before, now in differing:
+    for name, before, now in _other_budget(old, new):
         raise FedbenchError(
             f"in the study {old.name!r} {old.title!r} was tuned with another {name} ({before}, now {now}); methods "
             f"are compared under an equal budget: start a new study with --study NAME{_same_seeds(old, name)}."

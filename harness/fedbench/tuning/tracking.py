@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import optuna
 from optuna.trial import FrozenTrial
@@ -29,11 +29,11 @@ _VALIDATION = "validation/"
 class TrialTracking:
     """Writes the trials of a suite's studies to the store at ``uri``."""
 
-    def __init__(self, uri: str, suite: str) -> None:
+    def __init__(self, uri: str, suite: str, tell: Callable[[str], None]) -> None:
         client = open_store(uri, create=True)
         if client is None:
             raise FedbenchError(f"the store {shown(uri)!r} cannot be created.")
-        self._client = client = patient(client, Patience(uri, lambda _: None, _PATIENCE))
+        self._client = client = patient(client, Patience(uri, tell, _PATIENCE))
         self._experiment = experiment_of(client, uri, suite, TUNING)
         self._parents: dict[str, str] = {}
 
@@ -81,15 +81,18 @@ class TrialTracking:
         metrics = metrics_at({f"best/{metric}": best}, result.states["complete"])
         log(self._client, self._parent(result.record), metrics, tags={NOTE: note})
 
-    def finished(self, study: optuna.Study) -> None:
-        """The study's own run ends, with the confirmation; others that commands which died began for it go."""
+    def finished(self, study: optuna.Study, status: str) -> None:
+        """The study's own run ends with the confirmation; others that commands which died began for it go.
+
+        ``status`` is FINISHED, or FAILED where an error stopped the search.
+        """
         self.tell_best(study)  # the run-off may have chosen another
         record, result = record_of(study), result_of(study)
         ours = self._parent(record)
         if result is not None and result.confirmed is not None:
             named = {f"confirmation/{m}": v for m, v in zip(record.budget.objectives, result.confirmed, strict=True)}
             log(self._client, ours, metrics_at(named, result.states["complete"]))
-        end_run(self._client, ours, "FINISHED")
+        end_run(self._client, ours, status)
         for other in self._of_study(record):
             if other != ours:
                 self._client.delete_run(other)

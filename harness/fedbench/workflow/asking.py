@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def all_assignments(given: Sequence[str] | None, further: Sequence[str] | None, 
     """
     from fedbench.suites.resolve import parse_assignment
 
-    texts: dict[str, str] = {}
+    texts: dict[object, str] = {}
     words = [f"{key}={value}" for key, value in shorthands.items() if value is not None]
     words += [*(given or ()), *(further or ())]
     for word in words:
@@ -36,9 +37,20 @@ def all_assignments(given: Sequence[str] | None, further: Sequence[str] | None, 
                 f"unexpected argument {word!r}: settings are KEY=VALUE, a suite is --suite {word}, a method --method "
                 f"{word}."
             )
-        if texts.setdefault(key.strip(), word) != word:
-            raise FedbenchError(f"{key.strip()} is set twice, by {texts[key.strip()]!r} and {word!r}; leave one out.")
+        first = texts.setdefault(_set_by(key.strip()), word)
+        if first != word:
+            raise FedbenchError(f"{key.strip()} is set twice, by {first!r} and {word!r}; leave one out.")
     return tuple(map(parse_assignment, words))
+
+
+def _set_by(key: str) -> object:
+    """What ``key`` sets, which may have several names (``lr``, ``training.lr``); of no setting the key itself."""
+    from fedbench.suites.resolve import section_of
+
+    with suppress(FedbenchError):  # whoever reads the setting says what is wrong with it
+        section, name = section_of(key, ())
+        return key if section == "other-method" else (section, name)
+    return key
 
 
 def assignments(further: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Sets:
@@ -65,7 +77,11 @@ def numbers(given: int | Iterable[int] | None) -> tuple[int, ...]:
 
 def files(given: Folder | Iterable[Folder] | None) -> tuple[Path, ...]:
     """Plug-in files as absolute paths, which is how loaded modules are recognised."""
-    return tuple(Path(one).expanduser().resolve() for one in _several(given, (str, Path), "plug-in files are paths"))
+    try:
+        several = _several(given, (str, Path), "plug-in files are paths")
+        return tuple(expanded(one, "--plugin").resolve() for one in several)
+    except RuntimeError as error:
+        raise FedbenchError(f"--plugin: {error}; name a file.") from error
 
 
 def folders(data_dir: Folder | None, cache_dir: Folder | None) -> tuple[Path, Path]:

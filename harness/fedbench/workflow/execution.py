@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -120,7 +121,7 @@ def carry_out(
     settings = replace(settings, checkpoints=checkpoints)
     say_resumed(pending, origins, settings, screen)
     # before a store is made for it: it may not be available here
-    engine = _engine(place, settings, pending) if pending else None
+    engine = engine_of(place, settings, pending, len(pending)) if pending else None
     try:
         claims = Claims(
             work / "claims", lambda spec: spec.run_id in origins and tracking.has_finished(spec, origins[spec.run_id])
@@ -182,22 +183,22 @@ def _run_all(
     return None
 
 
-def _engine(place: Place, settings: Settings, pending: Sequence[RunSpec]) -> Engine:
-    """The engine of ``place``. Raises FedbenchError where it is not available here."""
+def engine_of(place: Place, settings: Settings, specs: Sequence[RunSpec], runs: int = sys.maxsize) -> Engine:
+    """The engine of ``place`` for so many ``runs`` of ``specs``. FedbenchError where it is not available here."""
     workers = place.workers or default_workers()
     if place.engine == "ray":
         from fedbench.runs.engines.ray import RayCluster, check_device
 
-        for spec in pending:
+        for spec in specs:
             check_device(spec, place.run_gpus)
         return RayCluster(settings, place.ray_address, place.run_cpus, place.run_gpus, place.workers)
     if place.engine == "in-process":
-        return InProcess(with_cores(settings, len(pending), workers))
-    cards = cards_for(pending, settings.devices)
+        return InProcess(with_cores(settings, runs, workers))
+    cards = cards_for(specs, settings.devices)
     each = place.workers or default_workers(cards)
-    settings = with_cores(settings, len(pending), each * places_of(cards))
+    settings = with_cores(settings, runs, each * places_of(cards))
     memory = None if place.memory_limit is None else int(place.memory_limit * 1e9)
-    return Processes(settings, min(each, len(pending)), memory, cards)
+    return Processes(settings, min(each, runs), memory, cards)
 
 
 class _Seen:

@@ -1,4 +1,4 @@
-"""Who holds what before anything is trained: ``fedbench.federation``, and what ``fedbench scenario show`` draws."""
+"""Who holds what before anything is trained: ``fedbench.federation``, and what ``fedbench scenario show`` tells."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def federation(
     """How many training samples of which class every client holds: a line a client (its name, where it has one, else
     its number), a column a class. Clients that never train are left out; of data that drift it is the first stretch.
 
-    Scenario, data set and seed give the clients that they give in a run, as ``fedbench scenario show`` draws them.
+    Scenario, data set and seed give the clients that they give in a run, as ``fedbench scenario show`` tells them.
     By default the scenario is that of ``fedbench.run``; with ``suite`` it is the suite's, of its only setting or the
     one named. Data set and ``partition`` may be a program's own. Raises FedbenchError for a setting that a federation
     does not depend on.
@@ -58,24 +58,22 @@ def federation(
         raise FedbenchError(f"scenario={scenario!r} and suite={suite!r} are two answers; leave one out.")
     [seed] = numbers((seed,))
     objects, plugin_files = OwnObjects(), files(plugins)
-    name, sets = objects.dataset(dataset), assignments(objects.settings(set), objects.settings(settings))
+    own = {"dataset": objects.dataset(dataset)}
+    sets = assignments(objects.settings(set), own | objects.settings(settings))
     with own_plugins(objects.plugins), plugins_everywhere(plugin_files):
-        selection = federation_asked(suite, name, seed, sets, setting, scale)
+        selection = federation_asked(suite, seed, sets, setting, scale)
         made = deal(scenario, selection, folders(data_dir, cache_dir)).federation
     rows = made.class_table.rows(0, len(made.clients)).tolist()
     held = pd.DataFrame(rows, index=list(made.client_names[: len(rows)]) or None, columns=list(made.classnames))
     return held.rename_axis(index="client", columns="class")
 
 
-def federation_asked(
-    suite: str | None, dataset: str | None, seed: int, sets: Sets, setting: str, scale: str
-) -> Selection:
+def federation_asked(suite: str | None, seed: int, sets: Sets, setting: str, scale: str) -> Selection:
     """What is asked for, as `fedbench run` would take it of a run of fedavg."""
     for key, _ in sets:
         _refuse_ineffective(key)
-    of_data = (("dataset", dataset),) if dataset is not None else ()
     settings = (setting,) if setting else ()
-    return Selection(("fedavg",), (seed,), (*of_data, *sets), scale=scale, settings=settings, suite=suite)
+    return Selection(("fedavg",), (seed,), sets, scale=scale, settings=settings, suite=suite)
 
 
 def deal(scenario: str | None, selection: Selection, folders: tuple[Path, Path]) -> Dealt:

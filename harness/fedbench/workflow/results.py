@@ -20,8 +20,8 @@ from fedbench.suites.suite import asked_for
 from fedbench.tracking.artifacts import PREDICTIONS, SPEC, read_spec
 from fedbench.tracking.databases import shown
 from fedbench.tracking.read import open_reader
-from fedbench.tracking.schema import FINAL, database_of, store_uri
-from fedbench.workflow.asking import Folder, Names, files, folders, names
+from fedbench.tracking.schema import DATABASE, FINAL, database_of, store_uri
+from fedbench.workflow.asking import Folder, Names, files, folders, names, text_or_none
 from fedbench.workflow.screens import let_figures_be_seen
 from fedbench_boards.leaderboard.formats import render_terminal, to_html
 from fedbench_boards.leaderboard.reading import ReadingOptions, ReadResults, frame_of, read_board, suite_of
@@ -36,7 +36,7 @@ _WIDTH = 160
 
 
 class Results:
-    """Runs in a store. Nothing is kept here: every call reads the store as it is now.
+    """Runs in a store. Every call reads the store as it is now, but for `specs`, which stay as first read.
 
     In a notebook it shows itself as the leaderboard, and as text wherever it is printed.
     """
@@ -58,9 +58,10 @@ class Results:
 
     @property
     def store(self) -> str:
-        """The folder or URI of the store, as ``store=`` takes it."""
+        """The folder or URI of the store, as ``store=`` takes it, but that ``***`` is in place of passwords."""
         database = database_of(self._uri)
-        return shown(self._uri) if database is None else str(database.parent)
+        is_folder = database is not None and database.name == DATABASE
+        return str(database.parent) if database is not None and is_folder else shown(self._uri)
 
     @property
     def suite(self) -> str | None:
@@ -197,7 +198,7 @@ def load(
 
     ``plugins`` and the folders are for figures of models. Raises FedbenchError where there is nothing.
     """
-    uri = store_uri(None if store is None else str(store), to_write=False)
+    uri = store_uri(text_or_none(store), to_write=False)
     load_runs(uri, suite_of(suite)[0])
     return Results(uri, suite, settings=Settings(*folders(data_dir, cache_dir), files(plugins)))
 

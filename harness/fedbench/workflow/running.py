@@ -147,13 +147,13 @@ def _place(
     engine: str | None, jobs: int | None, devices: tuple[str, ...], run_timeout: float | None, has_objects: bool
 ) -> Place:
     """The place of the runs. FedbenchError for what does not go together."""
-    if has_objects and (engine not in (None, "in-process") or run_timeout is not None or (jobs or 1) > 1):
+    place = Place(engine or ("in-process" if has_objects else "processes"), jobs, devices=devices)
+    place.check([name for name in ENGINES if name != "ray"])
+    if has_objects and (place.engine != "in-process" or run_timeout is not None or (jobs or 1) > 1):
         raise FedbenchError(
             "objects of a program can't be sent to other processes, so their runs go on in this one, one after "
             "another: leave engine, jobs and run_timeout out, or put the objects into a file and give plugins=[FILE]."
         )
-    place = Place(engine or ("in-process" if has_objects else "processes"), jobs, devices=devices)
-    place.check([name for name in ENGINES if name != "ray"])
     if place.engine == "in-process" and run_timeout is not None:
         raise FedbenchError("a run in this process can't be ended; leave run_timeout or engine='in-process' out.")
     return place

@@ -173,6 +173,7 @@ class Progress:
     @hookimpl
     def run_started(self, spec: RunSpec, info: RunInfo) -> None:
         last = spec.training.rounds if info.trainable_parameters else 0
+        self._rounds[spec.run_id] = max(1, spec.training.rounds - info.resumed_round)
         self.running[spec.run_id] = Running(spec, last, info.resumed_round)
         self.started(self.running[spec.run_id])
 
@@ -236,8 +237,10 @@ class Progress:
 
     def remaining(self) -> float | None:
         """Seconds the rest may take at the pace so far, in rounds; None before there is a pace."""
-        under_way = sum(self._rounds.get(i, 1) * run.round / max(1, run.last) for i, run in self.running.items())
-        finished = self._rounds_done + under_way
+        finished = self._rounds_done
+        for run_id, run in self.running.items():
+            share = max(0, run.round - run.resumed) / max(1, run.last - run.resumed)
+            finished += self._rounds.get(run_id, 1) * share
         return self.elapsed() * (sum(self._rounds.values()) - finished) / finished if finished else None
 
     def _ended(self, spec: RunSpec) -> Running:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
+
+from optuna.study import Study
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.provenance import Codes, commit, versions
-from fedbench.runs.engines import Engine
 from fedbench.runs.engines.cards import cards_for
-from fedbench.runs.engines.engine import InProcess, Processes, default_workers, execute
+from fedbench.runs.engines.engine import Processes, execute
 from fedbench.runs.engines.events import RoundFinished, RunFailed
 from fedbench.runs.job import run_rounds
 from fedbench.runs.prepare import Settings
@@ -21,7 +23,7 @@ from fedbench.tracking.recording import StoreUnavailable
 from fedbench.tracking.schema import METHOD_CODE, store_uri
 from fedbench.tracking.tags import code_tags
 from fedbench.tuning.objectives import Objective
-from fedbench.tuning.results import StudyResult, result_of
+from fedbench.tuning.results import StudyResult, due, result_of
 from fedbench.tuning.search import Search, SearchFailed, TrialEvent
 from fedbench.tuning.space import defaults_of, restricted, space_of
 from fedbench.tuning.storage import open_storage, storage_url
@@ -29,8 +31,10 @@ from fedbench.tuning.studies import Budget, Record, open_study
 from fedbench.tuning.tracking import TrialTracking
 from fedbench.tuning.trial import PRUNERS, Tuned, trial_specs
 from fedbench.workflow import plan
+from fedbench.workflow.console import complain
+from fedbench.workflow.execution import engine_of
 from fedbench.workflow.screens import Screen
-from fedbench.workflow.selection import Place, Selection, command_line
+from fedbench.workflow.selection import Place, Selection, command_line, words_of
 
 SEEDS = 3
 """On which trials run by default: what is best on one seed need not be on others."""
@@ -194,7 +198,7 @@ def _fitting(
 
 def _command(selection: Selection, budget: Budget, name: str, wanted: Wanted) -> str:
     """The command that makes the same studies."""
-    options: dict[str, Sequence[str]] = {
+    options: dict[str, Sequence[object]] = {
         "--trials": [str(budget.trials)],
         "--objective": wanted.objectives,
         "--param": wanted.only,
@@ -203,8 +207,7 @@ def _command(selection: Selection, budget: Budget, name: str, wanted: Wanted) ->
         "--confirm": [str(len(budget.confirming))],
         "--study": [name],
     }
-    words = [word for option, values in options.items() for value in values for word in (option, value)]
-    return command_line("tune", replace(selection, seeds=budget.seeds), *words)
+    return command_line("tune", replace(selection, seeds=budget.seeds), *words_of(options))
 
 
 def _check_objectives(specs: Sequence[RunSpec], budget: Budget, settings: Settings) -> None:
@@ -242,10 +245,10 @@ def search(
 ) -> Searched | None:
     """Open or resume the studies and run their trials; None where Ctrl-C stopped it, which leaves what is finished."""
     (url, uri), records, failures = planned.databases, planned.records, []
-    with closing(_engine(planned, settings, place)) as engine:
+    with closing(engine_of(place, settings, [row.spec for row, _ in records])) as engine:
         storage = open_storage(url, create=True)
         studies = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in records]
-        tracking = TrialTracking(uri, records[0][1].suite)
+        tracking = TrialTracking(uri, records[0][1].suite, partial(complain, label="warning"))
         try:
             Search(url, [row for row, _ in records], engine, tracking, on_event).carry_out()
         except KeyboardInterrupt:
@@ -255,7 +258,7 @@ def search(
     results = tuple(result for result in map(result_of, studies) if result is not None)
     try:
         for study in studies:
-            tracking.finished(study)
+            tracking.finished(study, "FINISHED" if not failures or _is_over(study) else "FAILED")
     except StoreUnavailable as error:
         failures.append(SearchFailed(str(error)))
     if len(results) < len(studies):
@@ -263,15 +266,6 @@ def search(
     return Searched(results, tuple(failures))
 
 
-def _engine(planned: Planned, settings: Settings, place: Place) -> Engine:
-    """The engine of the trials. Raises FedbenchError where it is not available here."""
-    if place.engine == "in-process":
-        return InProcess(settings)
-    if place.engine == "processes":
-        cards = cards_for([row.spec for row, _ in planned.records], settings.devices)
-        return Processes(settings, place.workers or default_workers(cards), cards=cards)
-    from fedbench.runs.engines.ray import RayCluster, check_device
-
-    for row, _ in planned.records:
-        check_device(row.spec, place.run_gpus)
-    return RayCluster(settings, place.ray_address, place.run_cpus, place.run_gpus, place.workers)
+def _is_over(study: Study) -> bool:
+    result = result_of(study)
+    return result is not None and result.spent >= result.record.budget.trials and not due(study)

@@ -16,7 +16,7 @@ from fedbench.runs.prepare import Settings
 from fedbench.tuning.results import StudyResult
 from fedbench.tuning.search import Confirmed, TrialBegan, TrialEvent
 from fedbench.tuning.studies import Budget
-from fedbench.workflow.asking import Folder, Names, assignments, files, folders, names, numbers
+from fedbench.workflow.asking import Folder, Names, assignments, files, folders, names, numbers, text_or_none
 from fedbench.workflow.console import clock, megabytes
 from fedbench.workflow.screens import CellBar, Notebook, Screen, screen_for
 from fedbench.workflow.selection import Place, Selection
@@ -58,11 +58,12 @@ def tune(
     """
     screen, plugin_files = screen_for(progress), files(plugins)
     sets = assignments(set, settings)
-    selection = Selection(methods, (0,), sets, plugin_files, scale, names(setting), suite=suite)
+    selection = Selection(names(methods), (0,), sets, plugin_files, scale, names(setting), suite=suite)
     wanted = Wanted(trials, names(objective), numbers(seeds), names(params), pruner, validation, study, confirm)
     at = Settings(*folders(data_dir, cache_dir), plugin_files, devices=names(devices))
-    plan = planned(selection, wanted, at, _text(store), _text(storage), screen)
-    place = Place("processes", jobs, "", 1.0, 0.0)
+    place = Place("processes", jobs)
+    place.check([place.engine])
+    plan = planned(selection, wanted, at, text_or_none(store), text_or_none(storage), screen)
     with _shown(screen, plan) as show:
         searched = search(plan, at, place, show)
     if searched is None:
@@ -170,7 +171,3 @@ def objectives_text(budget: Budget, values: Sequence[float] | None) -> str:
 def objective_text(metric: str, value: float) -> str:
     is_bytes = metric.startswith("bytes")
     return f"{megabytes(value)} MB" if is_bytes else f"{value:.1f}" + (" s" if "seconds" in metric else "")
-
-
-def _text(given: Folder | None) -> str | None:
-    return None if given is None else str(given)

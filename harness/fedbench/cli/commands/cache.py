@@ -52,7 +52,7 @@ def clear(
     # a run that reads a file goes on, since Linux keeps a mapped file until nobody needs it
     freed = sum(map(_delete, chosen)) + _remove_leftovers(folder)
     removed = f"removed {counted(len(chosen), 'file')} from {folder}, {megabytes(freed)} MB freed"
-    say(removed if chosen else f"nothing to remove in {folder}.")
+    say(removed if freed or chosen else f"nothing to remove in {folder}.")
 
 
 def entries(cache_dir: Path) -> Iterator[tuple[Path, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from fedbench.cli.options import DATA_DIR, DataDir, Plugins, plugin_files
+from fedbench.cli.options import Plugins, plugin_files
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.version import __version__
 from fedbench.core.wording import counted
+from fedbench.workflow.asking import folders
 from fedbench.workflow.console import cell, console, say, show_table, table
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ KINDS = {
 """What can be listed -> the kind of plug-in that it is; a scenario is none."""
 SETTINGS = "settings"
 """Can be listed too, with what they are; they are too many to be named beside the others."""
-_TEXT_WIDTH = 120
 Card = list[tuple[str, str]]
 """Label and text of each line."""
 
@@ -156,14 +155,13 @@ def _origins(files: tuple[Path, ...]) -> dict[str, str]:
 def describe(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Anything that fedbench list shows, or a stack a+b.")],
     plugin: Plugins = None,
-    data_dir: DataDir = DATA_DIR,
 ) -> None:
     """Show a method's equations, hooks and hyper-parameters, or what a suite, scenario, data set or backbone is.
 
     A name that several of them have shows them all.
     """
     files = plugin_files(plugin)
-    cards = list(_cards(name, data_dir))
+    cards = list(_cards(name))
     for kind, lines in cards:
         say(f"\n{kind} {name}", style="bold cyan")
         made = table("label", "text", whole=("label",))
@@ -200,8 +198,7 @@ def _show(method: Description) -> None:
     if method.text:
         say("")
         # in a pipe every line stays as it is
-        text = _fitted(method.text, out.width) if out.is_terminal else method.text
-        out.print(Text(text), soft_wrap=not out.is_terminal)
+        out.print(Text(method.text), soft_wrap=not out.is_terminal)
     _heading("What it requires of a run")
     for requirement in method.requires or ("nothing",):
         say(requirement)
@@ -229,37 +226,7 @@ def _heading(text: str) -> None:
     say(f"\n{text}", style="bold")
 
 
-def _fitted(text: str, width: int) -> str:
-    """``text`` as it is where it fits into ``width``: which lines are equations, only who wrote it knows.
-
-    Otherwise paragraphs flow; indented lines and line ends well before the margin stay.
-    """
-    lines = text.splitlines()
-    full = max(map(len, lines), default=0)
-    if full <= width:
-        return text
-    flowing: list[str] = []
-    for line in lines:
-        before = flowing[-1] if flowing else ""
-        last = before.rpartition("\n")[2]
-        is_prose = bool(line) and not line[0].isspace() and bool(last) and not last[0].isspace()
-        if is_prose and len(last) + 1 + len(line.split()[0]) > full - 8:
-            flowing[-1] = f"{before}\n{line}"
-        else:
-            flowing.append(line)
-    return "\n".join(_wrapped(block, min(width, _TEXT_WIDTH)) for block in flowing)
-
-
-def _wrapped(block: str, width: int) -> str:
-    indent = " " * (len(block) - len(block.lstrip()))
-    if not block.strip() or (indent and len(block) <= width):
-        return block.rstrip()
-    hanging = f"{indent}    " if indent else ""
-    words = " ".join(block.split("\n")).strip() if not indent else block.strip()
-    return textwrap.fill(words, width, initial_indent=indent, subsequent_indent=hanging, break_on_hyphens=False)
-
-
-def _cards(name: str, data_dir: Path) -> Iterator[tuple[str, Card]]:
+def _cards(name: str) -> Iterator[tuple[str, Card]]:
     """All that ``name`` stands for but methods, with what is said of it. Nothing is loaded for that."""
     from fedbench.kinds.registry import parted, registered
     from fedbench.plugins.description import parameter_rows
@@ -278,7 +245,7 @@ def _cards(name: str, data_dir: Path) -> Iterator[tuple[str, Card]]:
         if kind == "data set":
             card = _dataset(name)
         elif kind == "backbone":
-            card = _backbone(name, data_dir)
+            card = _backbone(name)
         else:
             card = [("what it is", plugin.description()), ("typed as", plugin.usage())]
         card += [
@@ -341,7 +308,7 @@ def _dataset(name: str) -> Card:
     ]
 
 
-def _backbone(name: str, data_dir: Path) -> Card:
+def _backbone(name: str) -> Card:
     from fedbench.kinds.registry import find, parted
     from fedbench.models import how_to_get, image_size_of, pretraining_of
 
@@ -354,6 +321,6 @@ def _backbone(name: str, data_dir: Path) -> Card:
         card.append(("images", "of any size" if side is None else f"{side} x {side} pixels"))
         pretraining = pretraining_of(name)
         card.append(("pretrained on", pretraining.text if pretraining else "nothing: it starts at random"))
-        todo = how_to_get(name, data_dir)
+        todo = how_to_get(name, folders(None, None)[0])
         card.append(("weights", todo or "none to get"))
     return card

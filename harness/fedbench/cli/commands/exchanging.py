@@ -9,10 +9,6 @@ from typing import Annotated
 import typer
 
 from fedbench.cli.options import (
-    CACHE_DIR,
-    DATA_DIR,
-    CacheDir,
-    DataDir,
     EngineOption,
     Plugins,
     SuiteName,
@@ -23,6 +19,7 @@ from fedbench.cli.options import (
 )
 from fedbench.core.errors import FedbenchError
 from fedbench.core.wording import counted
+from fedbench.workflow.asking import folders
 from fedbench.workflow.console import complain, resumable, say
 
 _NUMBERS_DIFFER = 1
@@ -68,8 +65,6 @@ def verify(
     plugin: Plugins = None,
     workers: Workers = None,
     engine: EngineOption = "processes",
-    data_dir: DataDir = DATA_DIR,
-    cache_dir: CacheDir = CACHE_DIR,
 ) -> None:
     """Carry out some of a folder's runs once more, and compare their final metrics with the recorded ones.
 
@@ -83,7 +78,7 @@ def verify(
     from fedbench_boards.exchange.verifying import drawn
     from fedbench_boards.exchange.verifying import verify as repeated
 
-    settings = settings_of(data_dir, cache_dir, plugin)
+    settings = settings_of(*folders(None, None), plugin)
     checked = check_folder(folder, suite, settings.plugin_files)
     seed = secrets.randbelow(10**6) if seed is None else seed
     chosen = drawn(checked, share, seed)
@@ -132,11 +127,13 @@ def merge(
 
 
 def _merge_stores(stores: list[str], into: str) -> None:
+    from fedbench.tracking.databases import masked
     from fedbench_boards.exchange.merging import merge as merged
 
     for one in merged(stores, into, lambda run: say(f"copied {run}", style="dim")):
         left = f", {one.unfinished} not ended and left" if one.unfinished else ""
-        say(f"{one.source}: {counted(one.copied, 'run')} copied, {one.skipped} in {into} already and skipped{left}")
+        already = f"{one.skipped} in {masked(into)} already and skipped"
+        say(f"{one.source}: {counted(one.copied, 'run')} copied, {already}{left}")
 
 
 def _join_folders(folders: list[str], into: str, suite: str | None, plugins: tuple[Path, ...]) -> None:

@@ -22,10 +22,12 @@ from fedbench.cli.options import (
     SuiteName,
     Workers,
     finite,
+    plugin_files,
 )
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
 from fedbench.core.wording import NONE
+from fedbench.tracking.databases import masked
 from fedbench.workflow.console import resumable, say, show_table
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def step(ctx: typer.Context, *words: str) -> int:
     # the command line that this command was found on: its module imports this one
     root: Any = ctx.find_root().command
     with resumable():
-        say(f"$ {shlex.join(['fedbench', *words])}", style="bold")
+        say(f"$ {shlex.join(['fedbench', *map(masked, words)])}", style="bold")
         return int(root(words, prog_name="fedbench", standalone_mode=False) or 0)
 
 
@@ -99,13 +101,15 @@ def publish(
     from fedbench.tuning.storage import storage_url
     from fedbench.workflow.studies import SEEDS, unused_seeds
 
+    plugin_files(plugin)
     read = load_suite(suite)
     if trials:
         storage_url(storage, store_uri(store))  # refused now rather than after all runs
     study = read.name + (f"-{scale}" if scale else "")
     grid, stores = [*given("--suite", suite), *given("--scale", scale)], given("--store", store)
     studies, seeds = given("--storage", storage), given("--seed", seed)
-    common = [*given("--plugin", plugin), *stores, *given("--jobs", workers)]
+    plugins = given("--plugin", plugin)
+    common = [*plugins, *stores, *given("--jobs", workers)]
     # of no run that is shown
     spent = [*given("--seed", unused_seeds(read, SEEDS, seed or ())), *given("--trials", trials)]
     folder = _folder_of(read, output)
@@ -122,7 +126,8 @@ def publish(
         worst = max(worst, code)
         if code != _FINE:
             break  # what is there is still written
-    raise typer.Exit(max(worst, step(ctx, "leaderboard", "--suite", suite, "--output", str(folder), *stores)))
+    board = step(ctx, "leaderboard", "--suite", suite, "--output", str(folder), *plugins, *stores)
+    raise typer.Exit(max(worst, board))
 
 
 def _refuse_beside_site(ctx: typer.Context) -> None:
@@ -141,9 +146,6 @@ def map_(
     at: Annotated[
         list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Draw at this value of a third axis; repeat it.")
     ] = None,
-    method: Annotated[
-        list[str] | None, typer.Option("--method", metavar="METHOD", help="Run only rows of this method; repeat it.")
-    ] = None,
     seed: Seed = None,
     plugin: Plugins = None,
     store: Store = None,
@@ -159,6 +161,7 @@ def map_(
     from fedbench.suites.suite import load_suite
     from fedbench_boards.leaderboard.across import MOST_AXES
 
+    plugin_files(plugin)
     read = load_suite(suite)
     if not read.axes:
         raise FedbenchError(
@@ -172,7 +175,7 @@ def map_(
         )
     folder = _folder_of(read, output)
     common = [*given("--suite", suite), *given("--plugin", plugin), *given("--store", store)]
-    code = step(ctx, "run", *common, *given("--method", method), *given("--seed", seed), *given("--jobs", workers))
+    code = step(ctx, "run", *common, *given("--seed", seed), *given("--jobs", workers))
     if code > _SOME_FAILED:
         raise typer.Exit(code)
     code = max(code, step(ctx, "leaderboard", *common, "--output", str(folder)))
@@ -221,7 +224,8 @@ def advise(
         typer.Option(metavar="FILE", help="CSV: client and a column by class, a line a client; or client and label."),
     ],
     participation: Annotated[
-        float, typer.Option(metavar="SHARE", help="Of the clients that train in a round.", min=0.0, max=1.0)
+        float,
+        typer.Option(metavar="SHARE", help="Of the clients that train in a round.", min=0.0, max=1.0, callback=finite),
     ] = 1.0,
     needs: Annotated[
         str, typer.Option(metavar="MODEL", help="global: one for all; personal: each client's own.")

@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedbench.cli.options import (
-    CACHE_DIR,
-    DATA_DIR,
     Baseline,
-    CacheDir,
-    DataDir,
     Metric,
     Plugins,
     Store,
@@ -29,6 +25,7 @@ from fedbench.cli.options import (
 )
 from fedbench.core.errors import FedbenchError
 from fedbench.core.wording import counted
+from fedbench.workflow.asking import folders
 from fedbench.workflow.console import complain, console, say, show_table
 
 if TYPE_CHECKING:
@@ -106,6 +103,8 @@ def leaderboard(
     given = ReadingOptions(
         suite=suite, metric=metric, columns=tuple(column or ()), baseline=baseline, target=target, test=test
     )
+    if output is not None and shape != "table":
+        raise FedbenchError(f"--output writes every format, so --format {shape} has no effect; leave one out.")
     if output is not None:
         output = usable_folder(output, "--output")
     if results is not None and (output is not None or shape == "html" or store or published or target is not None):
@@ -195,8 +194,6 @@ def figure(
     ] = None,
     baseline: Baseline = None,
     store: Store = None,
-    data_dir: DataDir = DATA_DIR,
-    cache_dir: CacheDir = CACHE_DIR,
     plugin: Plugins = None,
 ) -> None:
     """Draw a figure of recorded runs.
@@ -214,7 +211,7 @@ def figure(
 
     _, read = suite_of(suite)
     uri = store_uri(store, to_write=False)
-    settings = settings_of(data_dir, cache_dir, plugin)
+    settings = settings_of(*folders(None, None), plugin)
     axes, methods, results = tuple(by or ()), tuple(method or ()), load_results(uri, read.name)
     made = drawn(
         kind, uri, read, results, settings, by=axes, metric=metric, setting=setting, methods=methods, baseline=baseline
@@ -226,13 +223,10 @@ def figure(
 def evaluate(
     run_id: Annotated[str, typer.Argument(metavar="RUN_ID", help="fedbench's or MLflow's id, or its first digits.")],
     store: Store = None,
-    data_dir: DataDir = DATA_DIR,
-    cache_dir: CacheDir = CACHE_DIR,
     plugin: Plugins = None,
     dataset: Annotated[
         str | None, typer.Option(help="The test split of another data set, whose classes may be others.")
     ] = None,
-    classes: Annotated[bool, typer.Option("--classes", help="Show the accuracy of every class.")] = False,
 ) -> None:
     """Evaluate the model of a recorded run again, or on another data set.
 
@@ -241,24 +235,22 @@ def evaluate(
     from fedbench.tracking.evaluation import evaluate_again, evaluate_elsewhere
     from fedbench.tracking.schema import store_uri
 
-    settings, uri = settings_of(data_dir, cache_dir, plugin), store_uri(store, to_write=False)
+    settings, uri = settings_of(*folders(None, None), plugin), store_uri(store, to_write=False)
     if dataset is not None:
-        _show_elsewhere(evaluate_elsewhere(uri, run_id, dataset, settings), dataset, classes)
+        _show_elsewhere(evaluate_elsewhere(uri, run_id, dataset, settings), dataset)
         return
     evaluation = evaluate_again(uri, run_id, settings)
-    _show(evaluation, classes)
+    _show(evaluation)
     if not evaluation.is_equal:
         raise typer.Exit(DIFFERENT)
 
 
-def _show(evaluation: Evaluation, classes: bool) -> None:
+def _show(evaluation: Evaluation) -> None:
     """The metrics as a table, what was left out, the verdict, and what is known to differ."""
     run, frame = evaluation.run, evaluation.metrics
     say(run.info.run_name, style="bold")
     say(f"run {run.data.tags['fedbench.run_id']}, MLflow {run.info.run_id}")
     is_folded = frame["metric"].str.startswith("class_accuracy/") & (frame["recorded"] == frame["now"])
-    if classes:
-        is_folded &= False
     rows = (
         (metric, number(recorded), number(now), number(difference, signed=True))
         for metric, recorded, now, difference in frame[~is_folded].itertuples(index=False, name=None)
@@ -267,7 +259,7 @@ def _show(evaluation: Evaluation, classes: bool) -> None:
     show_table(rows, "metric", *numbers, right=numbers)
     if is_folded.any():
         folded = counted(int(is_folded.sum()), "class", "classes")
-        say(f"Equal as well: the accuracies of {folded}; --classes shows them.", style="dim")
+        say(f"Equal as well: the accuracies of {folded}.", style="dim")
     if evaluation.left_out:
         say(f"Left out, since the final model does not give them: {', '.join(evaluation.left_out)}.", style="dim")
     if evaluation.new_metrics:
@@ -275,14 +267,14 @@ def _show(evaluation: Evaluation, classes: bool) -> None:
     _conclude(evaluation)
 
 
-def _show_elsewhere(found: Elsewhere, dataset: str, classes: bool) -> None:
+def _show_elsewhere(found: Elsewhere, dataset: str) -> None:
     """What the model scores on ``dataset``."""
     say(found.title, style="bold")
     others = ", other classes than those it was trained on" if found.is_renamed else ", those it was trained on"
     say(
         f"on {counted(found.samples, 'test sample')} of {dataset}, {counted(found.classes, 'class', 'classes')}{others}"
     )
-    shown = [metric for metric in found.metrics if classes or not metric.startswith("class_accuracy/")]
+    shown = [metric for metric in found.metrics if not metric.startswith("class_accuracy/")]
     show_table(((metric, number(found.metrics[metric])) for metric in shown), "metric", "now", right=("now",))
 
 

@@ -323,9 +323,9 @@ def show_next_steps(
     A suite's file is named as it was ``given``: its name would find its runs, but not how it has them read. Runs
     without one are read by what was ``asked`` for.
     """
-    from fedbench.tracking.databases import shown
+    from fedbench.tracking.databases import masked, shown
 
-    where = f" --store {shlex.quote(store)}" if store else ""
+    where = f" --store {shlex.quote(masked(store))}" if store else ""
     tables = f"fedbench leaderboard --suite {shlex.quote(given or suite.name)}{where}"
     these = f"fedbench leaderboard --suite {shlex.quote(asked)}{where}" if not given else tables
     say(f"store        {shown(uri)}")

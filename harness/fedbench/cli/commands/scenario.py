@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbench.cli.options import (
-    CACHE_DIR,
-    DATA_DIR,
     Assignments,
-    CacheDir,
-    DataDir,
     Dataset,
     Further,
     Plugins,
@@ -25,8 +21,8 @@ from fedbench.cli.options import (
     plugin_files,
 )
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import expanded
 from fedbench.core.wording import counted
+from fedbench.workflow.asking import folders
 from fedbench.workflow.console import cell, console, say, table
 
 if TYPE_CHECKING:
@@ -56,7 +52,7 @@ scenario = typer.Typer(
 )
 
 
-@scenario.command("show", epilog="Example: fedbench scenario show label-skew --set dirichlet_alpha=0.1 --png skew.png")
+@scenario.command("show", epilog="Example: fedbench scenario show label-skew --set dirichlet_alpha=0.1")
 def show(
     name: Annotated[
         str | None, typer.Argument(metavar="SCENARIO", help="A scenario's name; left out with --suite.")
@@ -68,42 +64,29 @@ def show(
     suite: SuiteName = None,
     setting: Annotated[str, typer.Option(metavar="NAME", help="Of this setting of the suite.")] = "",
     scale: Scale = "",
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file, too.")] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write it as CSV, which partition=table:FILE reads.")
     ] = None,
     plugin: Plugins = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every client and class name, however many.")] = False,
-    data_dir: DataDir = DATA_DIR,
-    cache_dir: CacheDir = CACHE_DIR,
 ) -> None:
     """Show which client holds how much of which class, and how skewed that is.
 
     The same scenario, data set and seed as in a run give the same clients as in the run.
     """
     plugin_files(plugin)
-    if png is not None:
-        from fedbench.scenarios.drawing import check_png
-
-        check_png(png)
     # with --suite the first word behind --set takes the name's place
     words = [word for word in (name, *(further or ())) if word is not None]
     name = _name_among(words)
     _refuse_contradictions(name, suite, setting, scale)
-    sets = all_assignments(assignment, [word for word in words if word != name])
+    sets = all_assignments(assignment, [word for word in words if word != name], dataset=dataset)
     from fedbench.scenarios.picture import picture_of
     from fedbench.workflow.federation import deal, federation_asked
 
-    selection = federation_asked(suite, dataset, seed, sets, setting, scale)
-    dealt = deal(name, selection, (expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir")))
+    selection = federation_asked(suite, seed, sets, setting, scale)
+    dealt = deal(name, selection, folders(None, None))
     picture = picture_of(dealt.federation)
-    title = (_title(name, selection, dealt.spec), _in_words(picture, dealt.spec), *_unseen(dealt, everything))
-    show_picture(picture, dealt.spec, title, everything=everything)
-    if png is not None:
-        from fedbench.scenarios.drawing import draw, write_png
-
-        write_png(draw(picture, title), png)
-        say(f"drawn into {png}")
+    title = (_title(name, selection, dealt.spec), _in_words(picture, dealt.spec), *_unseen(dealt))
+    show_picture(picture, dealt.spec, title)
     if output is not None:
         from fedbench.scenarios import build_federation
         from fedbench.scenarios.partitions.existing import write_table
@@ -162,7 +145,7 @@ def _in_words(picture: PartitionPicture, spec: RunSpec) -> str:
     )
 
 
-def _unseen(dealt: Dealt, everything: bool) -> Iterator[str]:
+def _unseen(dealt: Dealt) -> Iterator[str]:
     """The classes that no client has and nobody names in training, and whether they are tested."""
     federation = dealt.federation
     names, unseen = dealt.data.classnames[federation.num_classes :], federation.unseen
@@ -171,11 +154,11 @@ def _unseen(dealt: Dealt, everything: bool) -> Iterator[str]:
         tested = (
             "not tested, since training data are scored" if unseen is None else f"{len(unseen.test):,} test samples"
         )
-        yield f"Unseen in training: {of} ({tested}): {_listed(names, everything=everything)}."
+        yield f"Unseen in training: {of} ({tested}): {_listed(names)}."
 
 
-def show_picture(picture: PartitionPicture, spec: RunSpec, title: Sequence[str], *, everything: bool) -> None:
-    """Title, clients and totals on stdout; ``everything`` shows also more than 40 clients, and every class name."""
+def show_picture(picture: PartitionPicture, spec: RunSpec, title: Sequence[str]) -> None:
+    """Title, clients and totals on stdout; of more than 40 clients a selection."""
     from rich.table import Table
 
     out = console()
@@ -183,12 +166,12 @@ def show_picture(picture: PartitionPicture, spec: RunSpec, title: Sequence[str],
     for paragraph in title[1:]:
         say(paragraph)
     say("")
-    selected = {"": picture.clients} if everything else _selected(picture)
+    selected = _selected(picture)
     made, blocks = _clients(picture, selected, out.width)
     out.print(made)
     left_out = len(picture.clients) - len({client.id for held in selected.values() for client in held})
     if left_out:
-        say(f"{left_out} of {len(picture.clients)} clients are left out; --all shows them.")
+        say(f"{left_out} of {len(picture.clients)} clients are left out; --output writes all of them.")
     say(
         f"effective: exp of the entropy of the class shares; largest: share of the most frequent class; JS div: "
         f"Jensen-Shannon divergence (base 2, 0 to 1) from the classes of all clients; by class: {blocks}, in label "
@@ -199,7 +182,7 @@ def show_picture(picture: PartitionPicture, spec: RunSpec, title: Sequence[str],
     totals = Table.grid(padding=(0, _GAP))
     totals.add_column(no_wrap=True, style="bold")
     totals.add_column(overflow="fold")
-    for name, value in _totals(picture, spec, everything=everything):
+    for name, value in _totals(picture, spec):
         totals.add_row(cell(name), cell(value))
     out.print(totals)
 
@@ -258,7 +241,7 @@ def _row(client: ClientPicture, picture: PartitionPicture) -> tuple[str, ...]:
     )
 
 
-def _totals(picture: PartitionPicture, spec: RunSpec, *, everything: bool) -> Iterator[tuple[str, str]]:
+def _totals(picture: PartitionPicture, spec: RunSpec) -> Iterator[tuple[str, str]]:
     from fedbench.scenarios.participation import cohort
     from fedbench.scenarios.presets import label_words
 
@@ -270,10 +253,10 @@ def _totals(picture: PartitionPicture, spec: RunSpec, *, everything: bool) -> It
     yield "class counts", f"{_span(counts) if evenly else ends}; imbalance factor {_factor(picture.imbalance_factor)}"
     if not smallest:
         missing = [name for name, count in zip(names, counts, strict=True) if not count]
-        yield "nobody holds", _listed(missing, everything=everything)
+        yield "nobody holds", _listed(missing)
     for group, members in picture.groups.items():
         samples = counted(sum(counts[label] for label in members), "sample")
-        listed = _listed([f"{names[label]} {counts[label]:,}" for label in members], everything=everything)
+        listed = _listed([f"{names[label]} {counts[label]:,}" for label in members])
         yield group, f"{_classes(len(members))}, {samples}: {listed}"
     ratio = _factor(max(sizes) / min(sizes))
     yield "client sizes", f"{_span(sizes)}, median {statistics.median(sizes):,g}; largest over smallest {ratio}"
@@ -311,8 +294,8 @@ def _split(samples: int, own: Sequence[int | None]) -> str:
     return counted(samples, "sample") + of_each
 
 
-def _listed(names: Sequence[str], *, everything: bool) -> str:
-    shown = names if everything else names[:_MOST_NAMES]
+def _listed(names: Sequence[str]) -> str:
+    shown = names[:_MOST_NAMES]
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(shown) < len(names) else "")
 
 
