@@ -115,7 +115,7 @@ def test_an_engine_that_is_not_there_leaves_no_store(fedbench, monkeypatch: pyte
 
 def test_an_engine_is_closed_where_its_store_cannot_be_opened(fedbench, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
-    monkeypatch.setattr(execution, "_engine", lambda *_: SimpleNamespace(close=lambda: closed.append(True)))
+    monkeypatch.setattr(execution, "engine_of", lambda *_: SimpleNamespace(close=lambda: closed.append(True)))
     monkeypatch.setattr(execution, "Tracking", lambda *_, **__: (_ for _ in ()).throw(FedbenchError("no store")))
     assert fedbench("run", "--method", "clip-zs", *DATA).code == 2 and closed == [True]
 

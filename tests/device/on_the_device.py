@@ -339,7 +339,7 @@ def test_replayed_steps_leave_alone_what_the_server_alone_changes() -> None:
 def test_what_a_replay_does_not_write_is_not_taken_for_zero() -> None:
     unwritten, zero = {"a": torch.tensor([torch.nan, 1.0])}, {"a": torch.tensor([0.0, 1.0])}
     assert graphs._gap(unwritten, zero) > graphs.CLOSE
-    assert graphs._gap(unwritten, unwritten) == graphs._gap({"a": zero["a"] + 1e-7}, zero) == 0
+    assert graphs._gap(unwritten, unwritten) == 0
 
 
 def test_predictions_that_a_method_leaves_there_are_scored(tmp_path: Path) -> None:

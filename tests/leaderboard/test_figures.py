@@ -22,7 +22,7 @@ from fedbench.tracking.listener import Tracking
 from fedbench.tracking.schema import store_uri
 from fedbench.workflow.results import load
 from fedbench_boards.leaderboard import drawing, figures
-from fedbench_boards.leaderboard.drawing import Point, by_row, swept
+from fedbench_boards.leaderboard.drawing import Point, by_row, rows_of, swept
 from fedbench_boards.leaderboard.figures import owners_of
 from tests.leaderboard.published_counts import results_of
 
@@ -71,14 +71,20 @@ def test_lines_of_one_method_that_differ_in_more_than_the_swept_setting_are_line
     assert list(rates) == ["fedprox [lr=0.1]", "fedprox [lr=0.2]"]
 
 
-def test_figures_of_rows_are_of_the_newest_protocol_and_say_so(results):
+def test_rows_of_another_budget_or_other_data_stand_apart_by_name(results):
     fedavg = results[results["method"] == "fedavg"]
+    name = str(fedavg["row"].iloc[0])
     short = fedavg.assign(rounds="2", mlflow_id=fedavg["mlflow_id"] + "b", **{ACCURACY: 10.0})
-    runs, title = figures._newest(pd.concat([results, short]))
-    assert title == "only the newest runs: rounds=2" and list(runs["mlflow_id"]) == list(short["mlflow_id"])
-    assert figures._newest(results)[1] == "" and len(figures._newest(results)[0]) == len(results)
-    made = figures.drawn("gains", "", MINE, pd.concat([short, results]), Settings(Path(), Path()))
-    assert made.get_suptitle() == f"only the newest runs: rounds={results['rounds'].iloc[0]}"
+    # those of one command interleave
+    both = pd.concat([results, short]).sort_values("seed", kind="stable")
+    rows = rows_of(both)
+    apart = [f"{name} [rounds={rounds}]" for rounds in (results["rounds"].iloc[0], "2")]
+    assert sorted(own for own in rows if own.startswith("fedavg")) == sorted(apart)
+    assert list(rows[apart[1]]["mlflow_id"]) == list(short["mlflow_id"])
+    assert len(rows) == len(rows_of(results)) + 1
+    # of runs of one seed, and of versions of the code, the newest
+    again = fedavg.assign(mlflow_id=fedavg["mlflow_id"] + "c", started=fedavg["started"] + pd.Timedelta(1, "h"))
+    assert list(rows_of(pd.concat([again, results]))["fedavg"]["mlflow_id"]) == list(again["mlflow_id"])
 
 
 def test_a_sweep_ranked_by_own_models_has_rows_with_one_model(results):
@@ -151,10 +157,10 @@ def test_rounds_are_a_panel_a_group_and_a_line_a_row(results):
         drawing.rounds(curves, {}, ["tail_accuracy"])
 
 
-def test_rows_of_one_method_on_two_backbones_are_two_lines():
+def test_rows_of_one_method_on_two_backbones_are_two_lines(results):
     rows = ["fedavg · resnet8", "fedavg · clip:embedded", "fedbn · resnet8", "fedavg · resnet8"]
-    alike = {"method": "m", "backbone": "b", "tune": "t", "precision": "p", "row_settings": "{}", "seed": range(4)}
-    assert owners_of(pd.DataFrame({"mlflow_id": list("abcd"), "row": rows, **alike})) == {
+    runs = pd.concat([results.iloc[:1]] * 4).assign(mlflow_id=list("abcd"), row=rows, seed=range(4))
+    assert owners_of(runs) == {
         "a": "fedavg · resnet8",
         "b": "fedavg · clip:embedded",
         "c": "fedbn",

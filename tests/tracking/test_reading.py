@@ -184,7 +184,6 @@ def test_a_copy_that_is_written_keeps_its_runs_apart_from_those_of_the_store_it_
     before = everything(mine(filled), None)
     assert everything(mine(copied), None) == before
     record(Tracking(store_uri(str(copied)), "first"), 7)
-    # MLflow still puts the files of its runs where the store was copied from
     assert everything(mine(filled), None) == before
     after = everything(mine(copied), None)
     assert len(after) == len(before) + 1 and after == everything(theirs(copied), None)

@@ -629,6 +629,26 @@ def test_a_store_that_was_copied_is_written_where_it_lies(tmp_path: Path) -> Non
         assert (command / "leaderboard" / "index.html").read_text() == f"seed {seed}"
 
 
+def test_a_database_that_left_its_files_keeps_their_runs_when_it_is_written(tmp_path: Path) -> None:
+    play(Tracking(store_uri(str(tmp_path / "first")), "left"), spec(seed=0))
+    (tmp_path / "second").mkdir()
+    for name in ("mlflow.db", "other.db"):
+        shutil.copy(tmp_path / "first" / "mlflow.db", tmp_path / "second" / name)
+        uri = f"sqlite:///{tmp_path / 'second' / name}"
+        listener = Tracking(uri, "left", asked(1))
+        play(listener, spec(seed=1))
+        reader, client = open_reader(uri), store.open_store(uri, create=False)
+        assert reader is not None and client is not None
+        assert sorted(run.data.params["seed"] for _, run in reader.runs("left")) == ["0", "1"]
+        origin = Origin(Codes().of_run(spec(seed=0)), INFO.data_hash, INFO.weights_hash)
+        assert all(Tracking(uri, "left", asked(1)).has_finished(spec(seed=seed), origin) for seed in (0, 1))
+        folders = {run.data.params["seed"]: local_artifacts(uri, run) for _, run in store.runs_of(client, "left")}
+        assert {seed: place is not None and "second" in place.parts for seed, place in folders.items()} == {
+            "0": False,
+            "1": True,
+        }
+
+
 @pytest.mark.parametrize("name", ["class_accuracy/cat", "domain_accuracy/real photo", "head_accuracy", "a/b/c.d-e"])
 def test_metric_names_that_are_valid_stay(name: str) -> None:
     assert metric_name(name) == name

@@ -8,7 +8,7 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ os.umask(_UMASK)
 
 
 @contextmanager
-def replacing(file: Path, kind: str, remedy: str = "choose another --cache-dir") -> Iterator[Path]:
+def replacing(file: Path, kind: str, remedy: str = "choose another --cache-dir (FEDBENCH_CACHE)") -> Iterator[Path]:
     """A temporary path that takes the place of ``file`` in one step when the block ends well, and is gone otherwise.
 
     ``kind`` is what the file is ("data cache"), ``remedy`` what a user can do besides freeing space where it can't be
@@ -125,9 +125,10 @@ def looked_up(given: str | Path, what: str) -> Path:
     """
     try:
         path = Path(given).expanduser()
-        path.exists()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
     except (RuntimeError, OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = "there is no such user" if isinstance(error, RuntimeError) else getattr(error, "strerror", error)
         raise FedbenchError(f"{what} {str(given)[:200]!r} cannot be looked up: {reason}; check the path.") from None
     return path
 

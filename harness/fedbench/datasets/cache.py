@@ -85,7 +85,7 @@ def _exists(file: Path, kind: str) -> bool:
 def _unreadable(file: Path, kind: str, error: OSError) -> FedbenchError:
     return FedbenchError(
         f"the {kind} {file.name!r} in the folder {str(file.parent)!r} can't be read: {error.strerror or error}; "
-        "make it readable or choose another --cache-dir."
+        "make it readable or choose another --cache-dir (FEDBENCH_CACHE)."
     )
 
 
@@ -114,7 +114,7 @@ def _alone(file: Path, kind: str) -> Iterator[None]:
         lock.acquire()
     except OSError as error:
         raise FedbenchError(
-            f"can't write the {kind} {str(file)!r}: {error}; free space or choose another --cache-dir."
+            f"can't write the {kind} {str(file)!r}: {error}; free space or choose another --cache-dir (FEDBENCH_CACHE)."
         ) from error
     try:
         # nobody else writes this file now: these are of processes that died while writing it

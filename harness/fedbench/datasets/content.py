@@ -46,7 +46,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Pillow tells formats by content and would hand some to other programs (EPS to Ghostscript); these it reads itself."""
 DECODING_VERSION = 1
 """Raised whenever the same file would give other pixels."""
-_SCAN_VERSION = 3
+_SCAN_VERSION = 4
 """Raised whenever what a scan keeps changes; scans of another version are made again."""
 
 MOST_CLASSES = 1_000_000
@@ -217,7 +217,7 @@ def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 # Pillow would cut larger values off at 255 when it converts them.
                 if image.mode.startswith("I") or image.mode == "F":
-                    raise ValueError("16 or 32 bits a pixel, only 8 are read; convert it")
+                    raise ValueError("grey values of 16 or 32 bits, only 8 are read; convert it")
                 yield image
     # On damaged files Pillow's readers raise nearly anything, depending on the format.
     except Exception as error:

@@ -227,7 +227,7 @@ class UncachedFeatures:
 
     def select(self, indices: Tensor) -> UncachedFeatures:
         chosen = indices if self.indices is None else self.indices[indices]
-        return UncachedFeatures(self.images, self.encoder, self.device, chosen)
+        return UncachedFeatures(self.images, self.encoder, self.device, chosen, self.is_image)
 
     def resident(self) -> UncachedFeatures:
         return self

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from fedbench.core.errors import MethodFault
 from fedbench.core.method.answers import require, require_predictions, require_scores, require_tensors
 from fedbench.core.method.tasks import ClientTask, EvaluationTask, ReportedTask, StartTask
@@ -230,6 +232,7 @@ def predict_unseen(run: Run, state: RunState) -> Predictions | None:
     answer = run.unseen.hooks.evaluate(task=task)
     require(answer, Predictions, "Predictions", run.assembly.answers_first("evaluate"), "evaluate")
     labels, scores = answer.labels, answer.scores
+    require(labels, (Tensor, type(None)), "a tensor of classes", run.assembly.answers_first("evaluate"), "evaluate")
     require_scores(scores, task, run.assembly.answers_first("evaluate"))
     if labels is not None and not (
         labels.shape == (len(task.inputs),) and bool(((labels >= 0) & (labels < task.num_classes)).all())
@@ -239,7 +242,7 @@ def predict_unseen(run: Run, state: RunState) -> Predictions | None:
             "classes with labels that are not one of them for each sample; where what it answers by is of the classes "
             "trained on, return Predictions(None) for task.is_unseen."
         )
-    return answer.on_cpu()
+    return Predictions(labels, scores=scores).on_cpu()
 
 
 def last_round(run: Run) -> int:

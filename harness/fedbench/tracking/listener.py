@@ -56,7 +56,7 @@ from fedbench.tracking.schema import (
     seal_of,
     write_record,
 )
-from fedbench.tracking.store import experiment_of, open_store, put_files, run_folders
+from fedbench.tracking.store import experiment_of, files_folder, open_store, put_files, run_folders
 from fedbench.tracking.tags import (
     code_tags,
     described_by,
@@ -171,7 +171,8 @@ class Tracking:
         condition = f"attributes.status = 'FINISHED' and tags.`fedbench.run_id` = '{spec.run_id}'"
         finished = self._client.search_runs([self._experiment], condition)
         # one whose process was killed before it was whole is not read either
-        whole = [run for run in finished if self._folders is None or (self._files(run.info.run_id) / RECORD).exists()]
+        is_read = files_folder(self._uri, self._client.get_experiment(self._experiment)) is not None
+        whole = [run for run in finished if not is_read or (self._files(run.info.run_id) / RECORD).exists()]
         return why_again(whole, {spec.run_id: origin}).get(spec.run_id) == ()
 
     @hookimpl
@@ -315,11 +316,14 @@ class Tracking:
         times = int(run.began * 1000), int(time.time() * 1000)
         return StoredRun(StoredInfo(run.id, self._experiment, status, *times), run.data)
 
-    def _keep(self, run: str, suite: str = "") -> None:
+    def _keep(self, run: str, suite: str) -> None:
         """Write the record of a run that is none of the open ones, as MLflow has it, and the text of the ``suite``."""
         if suite:
-            with tempfile.TemporaryDirectory() as folder:
-                Path(folder, SUITE).write_text(suite, encoding="utf-8")
-                self._patience.insist(put_files, self._client, self._folders, run, Path(folder))
+            self._patience.insist(self._put_suite, run, suite)
         if self._folders is not None:
             self._patience.insist(write_record, self._files(run), self._client.get_run(run))
+
+    def _put_suite(self, run: str, text: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, SUITE).write_text(text, encoding="utf-8")
+            put_files(self._client, self._folders, run, Path(folder))

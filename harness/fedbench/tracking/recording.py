@@ -298,7 +298,7 @@ class CommandRun:
         self,
         client: MlflowClient,
         experiment: str,
-        keep: Callable[..., None],
+        keep: Callable[[str, str], None],
         suite: str,
         invocation: Invocation | None,
         claims: Claims | None,
@@ -408,7 +408,7 @@ class CommandRun:
 
     def _terminate(self, run: str, status: str) -> None:
         self._client.set_terminated(run, status)
-        self._keep(run)
+        self._keep(run, "")
 
 
 def record_board(uri: str, command: str, files: Path, metrics: Mapping[str, float], best: str) -> None:

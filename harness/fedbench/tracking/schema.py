@@ -119,7 +119,8 @@ def database_of(uri: str) -> Path | None:
 
 
 def beside(database: Path, name: str) -> Path:
-    """What is called ``name`` beside a store's database. Each database has its own, since a folder may hold several."""
+    """What is called ``name`` beside a store's database: ``name`` itself for mlflow.db. A folder may hold several
+    databases, so that any other has its own name in front."""
     return database.with_name(name if database.name == DATABASE else f"{database.name}-{name}")
 
 

@@ -48,8 +48,11 @@ from fedbench.tracking.schema import (
 _PAGE = 1000
 _TABLES_SECONDS = 120
 """For which another process may take to make the tables of a database."""
-_FILES, _COMPLETE = "fedbench.files", "complete"
-"""Tag of an experiment: every run of it that has ended has its ``run.json`` in the folder beside the database."""
+_FILES, _COMPLETE, _ELSEWHERE = "fedbench.files", "complete", "elsewhere"
+"""Tag of an experiment: whether every run of it that has ended has its ``run.json`` in the folder beside the database.
+
+Not so where the database was moved or copied without that folder, and then written.
+"""
 _MEMORY = Path("/dev/shm")
 """A folder in memory, where the system has one."""
 _PAGE_VIEW = {
@@ -137,8 +140,19 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
 
 
 def run_folders(client: MlflowClient, uri: str, experiment: str) -> Path | None:
-    """The folder with a folder for each run of the experiment, for who writes files there; None where MLflow has to."""
-    return files_folder(uri, client.get_experiment(experiment))
+    """The folder with a folder for each run of the experiment, for who writes files there; None where MLflow has to.
+
+    It is beside the database, wherever that is by now. Where earlier runs have theirs elsewhere, the store notes it for
+    those who read it.
+    """
+    described = client.get_experiment(experiment)
+    database, location = database_of(uri), folder_at(described.artifact_location)
+    if database is None or location is None or _FILES not in described.tags:
+        return None
+    folder = beside(database, ARTIFACTS) / location.name
+    if folder.resolve() != location.resolve() and not folder.exists():
+        client.set_experiment_tag(experiment, _FILES, _ELSEWHERE)
+    return folder
 
 
 def put_files(client: MlflowClient, folders: Path | None, run: str, files: Path, below: str = "") -> None:

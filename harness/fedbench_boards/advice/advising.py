@@ -120,7 +120,7 @@ def _ranked(evidence: Evidence, measures: Measures, baseline: str, constraints: 
     if base.empty:
         raise FedbenchError(f"the evidence has no row {baseline!r} with a score for what is needed ({score}).")
     choices = []
-    # nobody has a server's data unless they say so
+    # rows that need data at the server are left out
     allowed = runs[runs[score].notna() & (runs["server_data"] == "")]
     by_setting = allowed.groupby(["row", "setting"], sort=False)[[score, "megabytes"]].mean()
     for row, own in allowed.groupby("row", sort=False):
@@ -146,7 +146,7 @@ def _ranked(evidence: Evidence, measures: Measures, baseline: str, constraints: 
             )
         )
     if not choices:
-        raise FedbenchError("no measured row meets these constraints; loosen one of them.")
+        raise FedbenchError("no measured row meets these constraints; raise --max-mb.")
     return sorted(choices, key=lambda choice: -choice.score)
 
 

@@ -6,7 +6,6 @@ Measures tell federations apart. They are of counts (clients x classes) and of t
 from __future__ import annotations
 
 import io
-import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -133,8 +132,8 @@ GLOBAL, PERSONAL = "global", "personal"
 _SCORES = {GLOBAL: "global_accuracy", PERSONAL: "personal_mean_client_accuracy"}
 _COLUMNS = ("suite", "setting", "seed", "row", "label", "method", "backbone", "dataset", "run_id", "commit")
 _NUMBERS = ("megabytes", *_SCORES)
-_WHAT = ("labels", "server_data", "trains")
-"""Columns: labels visible or hidden, the server data that a method reads, and whether the run has anything to train."""
+_WHAT = ("server_data",)
+"""Column: the server data that a method reads."""
 SHIPPED = "evidence.csv.gz"
 
 
@@ -187,8 +186,7 @@ def evidence_of(uri: str, results: pd.DataFrame) -> Evidence:
         scores = {name: run.get(FINAL + metric, np.nan) for name, metric in _SCORES.items()}
         if run["untrained"]:
             scores[GLOBAL] = np.nan
-        what = {"labels": json.loads(run["row_settings"])["labels"], "server_data": run["server_data"] or ""}
-        what["trains"] = bool(int(run["trainable_parameters"]))
+        what = {"server_data": run["server_data"] or ""}
         line = {name: run[name] for name in _COLUMNS if name != "label"}
         line["label"] = run["row"].replace(f" · {run['backbone']}", "", 1)
         lines.append(line | scores | what | {"megabytes": sent / MEGA} | asdict(measures[run["setting"], run["seed"]]))

@@ -23,7 +23,17 @@ from fedbench.core.metric_names import OF_EACH
 from fedbench.core.spec import BUDGET
 from fedbench.core.wording import counted, heading
 from fedbench.tracking.schema import FINAL
-from fedbench_boards.leaderboard.rows import label_of, named_rows, scores_of, told_apart
+from fedbench_boards.leaderboard.failures import attempts
+from fedbench_boards.leaderboard.rows import (
+    PROTOCOL,
+    ROW,
+    grouped,
+    label_of,
+    newest_version,
+    row_of,
+    scores_of,
+    told_apart,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,11 +95,17 @@ def swept(results: pd.DataFrame, keys: Sequence[str], metric: str) -> dict[str, 
 
 
 def rows_of(results: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The runs of each row by its label; by its full name if others, tuned or on another backbone, have the same
-    label."""
-    rows = named_rows(results)
-    alike = Counter(map(label_of, rows))
-    return {label_of(row) if alike[label_of(row)] == 1 else row: runs for row, runs in rows.items()}
+    """The runs of each row, of its newest code, one a seed, by its label; by its full name if others have the same
+    label, with the settings in which they differ if others have the same name, such as another budget.
+    """
+    runs = results.sort_values("started", kind="stable").drop_duplicates([*PROTOCOL, *ROW, "seed"], keep="last")
+    protocols = [own for _, own in attempts(runs, None).groupby(list(PROTOCOL), sort=False, dropna=False)]
+    rows = [row for own in protocols for row in newest_version(grouped(own))]
+    kinds = ("method", "backbone", "tune", "precision", "dataset", "files_hash")
+    settings = [{**{kind: str(row[kind].iloc[0])[:40] for kind in kinds}, **settings_of(row.iloc[0])} for row in rows]
+    named = dict(zip(told_apart([row_of(row) for row in rows], settings), rows, strict=True))
+    alike = Counter(map(label_of, named))
+    return {label_of(name) if alike[label_of(name)] == 1 else name: row for name, row in named.items()}
 
 
 def by_row(results: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, pd.Series]]:

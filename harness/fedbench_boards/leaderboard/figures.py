@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Sequence
@@ -24,11 +23,9 @@ from fedbench.toolkit.fedavg import EVALUATION_BATCH
 from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard import drawing
 from fedbench_boards.leaderboard.drawing import by_row, rows_of, swept
-from fedbench_boards.leaderboard.failures import attempts
 from fedbench_boards.leaderboard.own_models import OF_GROUPS, ranks_own_models, with_global_models
 from fedbench_boards.leaderboard.reading import metric_named
 from fedbench_boards.leaderboard.results import GROUPS, load_curves, load_measured, load_rounds
-from fedbench_boards.leaderboard.rows import PROTOCOL, ROW
 
 MOST_POINTS = 1000
 """The number of samples whose features are embedded: the first of the test split."""
@@ -103,40 +100,22 @@ def drawn(
 ) -> Figure:
     """The figure, one of `KINDS` or `ACCURACY`, of ``results``, finished runs in the store at ``uri``.
 
-    ``by`` are the settings on the axes; the suite decides what is None. Rows of one setting are those of its newest
-    protocol, which the title names where there are others. FedbenchError for what the runs don't have.
+    ``by`` are the settings on the axes; the suite decides what is None. FedbenchError for what the runs don't have.
     """
     if kind not in (ACCURACY, *KINDS):
         raise unknown_name("kind of figure", kind, (ACCURACY, *KINDS))
-    results, title = _chosen(results, setting, methods), ""
-    if kind in _ONE_SETTING:
-        if results["setting"].nunique() > 1:
-            raise FedbenchError(f"{kind} are of one setting; choose one with --setting.")
-        results, title = _newest(results)
+    results = _chosen(results, setting, methods)
+    if kind in _ONE_SETTING and results["setting"].nunique() > 1:
+        raise FedbenchError(f"{kind} are of one setting; choose one with --setting.")
     headline = suite.headline_of(setting or "")
     with drawing.style():
         if kind in _OF_MODELS:
-            made = _of_models(kind, uri, results, settings)
-        elif kind in (ACCURACY, "rounds"):
-            made = _of_rounds(uri, results, metric, headline, () if kind == ACCURACY else GROUPS)
-        elif kind == "layers":
-            made = _of_layers(uri, results, metric or "cka_global")
-        else:
-            made = _of_results(kind, results, metric or headline, by, baseline or suite.baseline)
-        if title:
-            made.suptitle(title, fontsize=7)
-    return made
-
-
-def _newest(results: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The runs of the newest protocol, one a row and seed, and what tells that protocol from others."""
-    protocols = results[list(PROTOCOL)].drop_duplicates(keep="last")
-    runs = results.merge(protocols.tail(1)).drop_duplicates([*ROW, "seed"], keep="last")
-    short = protocols.assign(files_hash=protocols["files_hash"].str[:8])
-    settings = [json.loads(own.pop("scenario_settings")) | own for own in short.to_dict("records")]
-    names = dict.fromkeys(name for own in settings for name in own)
-    apart = [f"{name}={settings[-1].get(name, '-')}" for name in names if len({own.get(name) for own in settings}) > 1]
-    return attempts(runs, None), f"only the newest runs: {', '.join(apart)}" if apart else ""
+            return _of_models(kind, uri, results, settings)
+        if kind in (ACCURACY, "rounds"):
+            return _of_rounds(uri, results, metric, headline, () if kind == ACCURACY else GROUPS)
+        if kind == "layers":
+            return _of_layers(uri, results, metric or "cka_global")
+        return _of_results(kind, results, metric or headline, by, baseline or suite.baseline)
 
 
 def _chosen(results: pd.DataFrame, setting: str | None, methods: Collection[str]) -> pd.DataFrame:

@@ -163,7 +163,8 @@ def load_measured(uri: str, results: pd.DataFrame, prefix: str) -> pd.DataFrame:
     Columns are in order of their names; FedbenchError for a store that cannot be reached.
     """
     reader = open_reader(uri)
-    measured = {} if reader is None else {run.info.run_id: run.data.metrics for _, run in reader.runs(None)}
+    read = [] if reader is None else [run for suite in results["suite"].unique() for _, run in reader.runs(suite)]
+    measured = {run.info.run_id: run.data.metrics for run in read}
     lines = [{k: v for k, v in measured.get(run, {}).items() if k.startswith(prefix)} for run in results["mlflow_id"]]
     return pd.DataFrame(lines, index=results.index).sort_index(axis=1)
 

@@ -51,7 +51,8 @@ def clear(
     chosen = [file for file, days in entries(folder) if older_than is None or days > older_than]
     # a run that reads a file goes on, since Linux keeps a mapped file until nobody needs it
     freed = sum(map(_delete, chosen)) + _remove_leftovers(folder)
-    removed = f"removed {counted(len(chosen), 'file')} from {folder}, {megabytes(freed)} MB freed"
+    what = counted(len(chosen), "file") if chosen else "what interrupted commands left"
+    removed = f"removed {what} from {folder}, {megabytes(freed)} MB freed"
     say(removed if freed or chosen else f"nothing to remove in {folder}.")
 
 

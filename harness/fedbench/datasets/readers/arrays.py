@@ -120,9 +120,8 @@ def _check_files(scheme: str, kind: Any, folder: Path) -> None:
 
 def _todo(scheme: str) -> str:
     package = ", install Debian's package dataset-fashion-mnist" if scheme == "fashion-mnist" else ""
-    return (
-        f"type {scheme}?download=true to download it{package}, or point --data-dir at the folder that holds its files"
-    )
+    here = "point --data-dir (FEDBENCH_DATA) at the folder that holds its files"
+    return f"type {scheme}?download=true to download it{package}, or {here}"
 
 
 def _torchvision_split(source: Any) -> Split:

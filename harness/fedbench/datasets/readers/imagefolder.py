@@ -249,6 +249,11 @@ def _own_words(asked: Asked[FolderOptions], tree: FileTree, top: str, raw: Seque
             return read_words(f"{tree.root}/{name}", tree.read(name), raw)
     if f"{top}words.txt" in names:
         # Tiny-ImageNet: "n01443537<tab>goldfish, Carassius auratus"; the first synonym is the common name.
-        rows = [line.split("\t") for line in tree.read(f"{top}words.txt").decode(errors="replace").splitlines()]
+        words = tree.read(f"{top}words.txt")
+        try:
+            text = words.decode()
+        except UnicodeDecodeError:
+            text = words.decode("latin-1")  # which any bytes are
+        rows = [line.split("\t") for line in text.splitlines()]
         return {row[0]: row[1].split(",")[0] for row in rows if len(row) > 1 and row[0] in raw}
     return None

@@ -66,7 +66,7 @@ def load(name: BackboneName, request: BackboneRequest) -> ClipBackbone:
             f"of {', '.join(tags) or '(no tag known)'}."
         )
     if name.checkpoint.endswith(_SUFFIXES) or os.sep in name.checkpoint:
-        file = looked_up(name.checkpoint, "file of weights")
+        file = looked_up(name.checkpoint, _called(name))
         if not file.is_file():
             raise FedbenchError(f"backbone {name.text!r}: there is no file {str(file)!r}.")
         return load_weights(name, file, {}, quick_gelu=None)
@@ -95,7 +95,7 @@ def image_size(name: BackboneName, request: BackboneRequest) -> int | None:
 def _own_config(name: BackboneName) -> Path | None:
     """The configuration file of an architecture that open_clip does not list; None where there is none."""
     if name.arch == "local-dir":
-        config: Path | str | None = looked_up(name.checkpoint, "folder of a model") / "open_clip_config.json"
+        config: Path | str | None = looked_up(name.checkpoint, _called(name)) / "open_clip_config.json"
     else:
         config = try_to_load_from_cache(name.checkpoint, "open_clip_config.json") if name.arch == "hf-hub" else None
     return Path(config) if isinstance(config, str | Path) and Path(config).is_file() else None
@@ -135,9 +135,13 @@ def load_weights(
     return _frozen(name, str(file), module, tokenizer or _tokenizer(name.arch, name), embed_dim)
 
 
+def _called(name: BackboneName) -> str:
+    return f"backbone {name.text[:200]!r}: file or folder"
+
+
 def _from_folder(name: BackboneName) -> ClipBackbone:
     """A model with a configuration of its own, in open_clip's format, from a folder or the hub."""
-    folder = looked_up(name.checkpoint, "folder of a model") if name.arch == "local-dir" else None
+    folder = looked_up(name.checkpoint, _called(name)) if name.arch == "local-dir" else None
     whole = f"{name.arch}:{folder or name.checkpoint}"
     if not name.checkpoint or (folder is not None and not folder.is_dir()):
         raise FedbenchError(f"backbone {name.text!r}: write 'clip:local-dir:FOLDER' or 'clip:hf-hub:NAME'.")

@@ -142,7 +142,7 @@ def image_size(name: BackboneName, request: BackboneRequest) -> int | None:
 
 def _fill(body: nn.Module, name: BackboneName) -> None:
     """Load the file into all layers but the classifier, which ``body`` does not have."""
-    file = looked_up(name.checkpoint, "file of weights")
+    file = looked_up(name.checkpoint, f"backbone {name.text[:200]!r}: file of weights")
     if file.suffix not in SUFFIXES or not file.is_file():
         raise FedbenchError(f"backbone {name.text!r}: there is no file {str(file)!r} ending in {', '.join(SUFFIXES)}.")
     try:
@@ -241,7 +241,7 @@ def _fetch(name: BackboneName, data_dir: Path) -> Path:
 
 
 def _given_file(name: BackboneName) -> Path:
-    file = looked_up(name.weights, "file of weights")
+    file = looked_up(name.weights, f"backbone {name.text[:200]!r}: file of weights")
     if file.suffix not in SUFFIXES or not file.is_file():
         raise FedbenchError(
             f"backbone {name.text!r}: there is no file {str(file)!r} ending in {', '.join(SUFFIXES)}; give one, or "

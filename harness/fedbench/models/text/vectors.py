@@ -123,7 +123,7 @@ def _by_hand(name: str, data_dir: Path) -> str:
 
 def _located(name: str, data_dir: Path) -> tuple[Path, str]:
     """The file and, if it is an archive, the name of its member."""
-    given = looked_up(name.removeprefix(GLOVE), "file of text encoder")
+    given = looked_up(name.removeprefix(GLOVE), "file of a text encoder")
     folders = (given.parent, *([data_dir / "glove"] if _official(name) else []))
     for folder in folders:
         if given.name and (folder / given.name).is_file() and given.suffix != ".zip":
@@ -237,13 +237,12 @@ def text_vectors(
     if is_dual_encoder(name):
         return _dual_encoder(name, data_dir).text_features(classnames, templates)
     encoder, request = _requested(name, classnames, templates, seed, dim, data_dir)
-    vectors = encoder.vectors(request)
+    vectors = encoder.vectors(request).float()
     if vectors.ndim != 2 or len(vectors) != len(classnames) or not bool(vectors.isfinite().all()):
         raise FedbenchError(
             f"text encoder {name!r} gives vectors of shape {tuple(vectors.shape)} for {len(classnames)} classes; it "
             "must give a vector of finite numbers for each."
         )
-    vectors = vectors.float()
     is_unit = bool(((vectors.norm(dim=-1) - 1).abs() < _UNIT).all())
     return vectors if is_unit else normalize(vectors, dim=-1)
 

@@ -30,8 +30,8 @@ batches of many sizes."""
 ROUNDING, CLOSE = 1e-5, 1e-3
 """The largest differences, relative to the largest value, that are taken for sums in another order: of any step, and of
 one that is not the same twice by itself either."""
-_LEAST = 1e-6
-"""The largest difference that counts as none."""
+_LEAST = 1e-12
+"""The least value that differences are relative to."""
 _NO_NUMBER = 1e30
 """What stands for NaN where results are compared, since a NaN also marks what a replay does not write."""
 
@@ -231,8 +231,8 @@ def _gap(one: Tensors, other: Tensors) -> float:
     for name, tensor in other.items():
         # a run that diverges says so itself
         pair = one[name].nan_to_num(_NO_NUMBER), tensor.nan_to_num(_NO_NUMBER)
-        if not torch.equal(*pair) and (gap := float((pair[0] - pair[1]).abs().max())) > _LEAST:
-            gaps.append(gap / max(float(pair[1].abs().max()), _LEAST))
+        if not torch.equal(*pair):
+            gaps.append(float((pair[0] - pair[1]).abs().max()) / max(float(pair[1].abs().max()), _LEAST))
     return inf if any(map(isnan, gaps)) else max(gaps)
 
 

@@ -38,7 +38,7 @@ class Claims:
         except OSError as error:
             raise FedbenchError(
                 f"runs can't be claimed in the folder {str(folder)!r}: {error.strerror or error}; make it writable, or "
-                "choose another --store or --cache-dir."
+                "choose another --store or --cache-dir (FEDBENCH_CACHE)."
             ) from error
 
     def take(self, spec: RunSpec) -> Taken:

@@ -39,6 +39,10 @@ from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import NOTHING, Loaded, Settings
 
 RUN_THREAD = "fedbench-run"
+_LEFT: list[threading.Thread] = []
+"""Runs of this process that were left under way: until their next event they use generators of the whole process."""
+_LEFT_SECONDS = 60.0
+"""For which another run waits for one of them."""
 """Name of the thread that runs a spec in this process."""
 _LOOK_SECONDS = 0.5
 """Between two looks at what takes too long, and at runs that others have claimed. Events themselves are waited for."""
@@ -291,10 +295,14 @@ class InProcess:
         return True
 
     def begin(self, spec: RunSpec, *, alone: bool = False) -> None:
-        for left in threading.enumerate():
-            # an interrupted run goes on until its next event, with generators of the whole process
-            if left.name == RUN_THREAD and left is not threading.current_thread():
-                left.join()
+        while _LEFT:
+            _LEFT[-1].join(_LEFT_SECONDS)
+            if _LEFT[-1].is_alive():
+                raise FedbenchError(
+                    "a run that was interrupted still goes on in this process, and would disturb this one; wait until "
+                    "it has ended, or start a new process."
+                )
+            _LEFT.pop()
         self._thread = threading.Thread(target=self._attempt, args=(spec,), name=RUN_THREAD, daemon=True)
         self._thread.start()
 
@@ -326,6 +334,8 @@ class InProcess:
     def close(self) -> None:
         """A run under way goes on until its next event."""
         self._is_leaving = self._is_closed = True
+        if self._thread is not None and self._thread.is_alive():
+            _LEFT.append(self._thread)
 
     def _attempt(self, spec: RunSpec) -> None:
         with suppress(Stopped):
