@@ -184,8 +184,10 @@ def _run_all(
 
 
 def engine_of(place: Place, settings: Settings, specs: Sequence[RunSpec], runs: int = sys.maxsize) -> Engine:
-    """The engine of ``place`` for ``runs`` like ``specs``, by default more than it has workers. FedbenchError where it is
-    not available here."""
+    """The engine of ``place`` for ``runs`` like ``specs``, by default more than it has workers.
+
+    FedbenchError where it is not available here.
+    """
     workers = place.workers or default_workers()
     if place.engine == "ray":
         from fedbench.runs.engines.ray import RayCluster, check_device
