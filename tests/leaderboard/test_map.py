@@ -204,3 +204,5 @@ def test_the_page_has_the_map_and_the_ranking(tmp_path, board, curves):
     assert html.count('class="mapped"') == 3 + 1 + 3  # leaders, two margins; costs; a view a row
     assert '<a href="#table-1">' in html and 'class="tied"' in html
     assert "Critical differences" in html and "currentColor" in html
+    head, *rows = html[html.index('id="ranking"') :].partition("</table>")[0].split("<tbody>")
+    assert [row.count("<td") for row in rows] == [head.count('<th scope="col"') - 1] * 3

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.federation import ClientShard
 from fedbench.core.method.tasks import LocalStep
 from fedbench.core.spec import RunSpec
@@ -214,7 +214,7 @@ def test_state_keeps_everything_under_its_owner(tmp_path):
         {"scaffold": {"c": torch.tensor([3.0])}},
         {7: {"scaffold": {"c": torch.tensor([4.0])}}, 9: {"moon": {"z|z": torch.tensor([5.0])}}},
     )
-    with pytest.raises(ValueError, match=r"z\|z"):
+    with pytest.raises(MethodFault, match=r"z\|z"):
         save_state(state, tmp_path / "s.safetensors", "id")
     state.clients[9] = {"moon": {"z": torch.tensor([5.0])}}
     save_state(state, tmp_path / "s.safetensors", "id")

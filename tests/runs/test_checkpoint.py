@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.spec import RunSpec
 from fedbench.rounds.executors.cohort import Cohort, Plan
@@ -187,12 +187,6 @@ def test_a_state_comes_back_with_its_order_its_empty_parts_and_the_layout_of_its
     assert repr(again) == repr(state) and list(again.clients) == [7, 2, 5] and again.clients[2] == {"m": {}}
     for one, other in ((state.weights, again.weights), (state.server["m"], again.server["m"])):
         assert [tensor.stride() for tensor in other.values()] == [tensor.stride() for tensor in one.values()]
-
-
-def test_a_tensor_whose_name_cannot_be_kept_is_named(tmp_path):
-    state = RunState(1, {"a|b": torch.ones(1)}, {})
-    with pytest.raises(MethodFault, match=r"'weights\|a\|b' of the run's state can't be saved"):
-        save_state(state, tmp_path / "state", "run")
 
 
 def test_a_file_has_the_memory_of_its_tensors_in_their_order_and_copies_what_they_share(tmp_path):
