@@ -346,9 +346,9 @@ def test_predictions_that_a_method_leaves_there_are_scored(tmp_path: Path) -> No
     answers = """
     @hookimpl
     def evaluate(self, task):
-        found = largest_logit(task)
+        answer = largest_logit(task)
         there = next(iter(task.weights.values())).device
-        return Predictions(found.labels.to(there), scores=found.scores.to(there))
+        return Predictions(answer.labels.to(there), scores=answer.scores.to(there))
 """
     file = tmp_path / "tried.py"
     imports = "from fedbench.core.types import Predictions\nfrom fedbench.toolkit.fedavg import largest_logit\n"

@@ -152,6 +152,9 @@ class Tracking:
         self._suite = suite
         self._experiment = experiment_of(client, uri, suite)
         self._folders = run_folders(client, uri, self._experiment)
+        self._is_read_by_file = self._folders is not None and (
+            files_folder(uri, client.get_experiment(self._experiment)) is not None
+        )
         self._open: dict[str, _OpenRun] = {}
         self._codes = codes or Codes(() if invocation is None else invocation.plugin_files)
         read = ("", 1) if invocation is None else (invocation.suite_text, invocation.suite_version)
@@ -171,8 +174,8 @@ class Tracking:
         condition = f"attributes.status = 'FINISHED' and tags.`fedbench.run_id` = '{spec.run_id}'"
         finished = self._client.search_runs([self._experiment], condition)
         # one whose process was killed before it was whole is not read either
-        is_read = files_folder(self._uri, self._client.get_experiment(self._experiment)) is not None
-        whole = [run for run in finished if not is_read or (self._files(run.info.run_id) / RECORD).exists()]
+        by_file = self._is_read_by_file
+        whole = [run for run in finished if not by_file or (self._files(run.info.run_id) / RECORD).exists()]
         return why_again(whole, {spec.run_id: origin}).get(spec.run_id) == ()
 
     @hookimpl

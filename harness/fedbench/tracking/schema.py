@@ -52,7 +52,7 @@ RUN, INVOCATION = "run", "invocation"
 """A run of one spec, and the parent of all runs of a command."""
 SQLITE = "sqlite:///"
 DATABASE, ARTIFACTS = "mlflow.db", "artifacts"
-"""In the folder of a store: its file, and the folder of what its runs wrote."""
+"""The names of a store's database, and of the folder beside it that has the files of its runs."""
 
 
 @dataclass(frozen=True)

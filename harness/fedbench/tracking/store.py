@@ -146,10 +146,9 @@ def run_folders(client: MlflowClient, uri: str, experiment: str) -> Path | None:
     those who read it.
     """
     described = client.get_experiment(experiment)
-    database, location = database_of(uri), folder_at(described.artifact_location)
-    if database is None or location is None or _FILES not in described.tags:
+    folder, location = _folder_of(uri, described), folder_at(described.artifact_location)
+    if folder is None or location is None or _FILES not in described.tags:
         return None
-    folder = beside(database, ARTIFACTS) / location.name
     if folder.resolve() != location.resolve() and not folder.exists():
         client.set_experiment_tag(experiment, _FILES, _ELSEWHERE)
     return folder
@@ -174,10 +173,12 @@ def files_folder(uri: str, experiment: Experiment) -> Path | None:
 
     None where there is no such folder: MLflow has to be asked for the runs.
     """
+    return _folder_of(uri, experiment) if experiment.tags.get(_FILES) == _COMPLETE else None
+
+
+def _folder_of(uri: str, experiment: Experiment) -> Path | None:
     database, location = database_of(uri), folder_at(experiment.artifact_location)
-    if database is None or location is None or experiment.tags.get(_FILES) != _COMPLETE:
-        return None
-    return beside(database, ARTIFACTS) / location.name
+    return None if database is None or location is None else beside(database, ARTIFACTS) / location.name
 
 
 def _folder_name(suite: str, prefix: str) -> str:

@@ -37,7 +37,7 @@ def metric_named(results: pd.DataFrame, name: str) -> str:
     accuracies = [metric for metric in known if "accuracy" in metric or metric in QUALITIES or metric_plugin(metric)]
     accuracies = [metric for metric in accuracies if results[FINAL + metric].notna().any()]
     if not accuracies:
-        raise FedbenchError(f"no run has finished, with an accuracy, so there is no {name!r}.")
+        raise FedbenchError(f"no run has finished with an accuracy, so there is no {name!r}.")
     short = {metric.removesuffix("_accuracy"): metric for metric in accuracies}
     called = {heading(metric).replace(" ", "_"): metric for metric in accuracies if "/" not in metric}
     called |= short | {metric: metric for metric in accuracies}

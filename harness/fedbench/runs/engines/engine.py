@@ -41,8 +41,6 @@ from fedbench.runs.prepare import NOTHING, Loaded, Settings
 RUN_THREAD = "fedbench-run"
 _LEFT: list[threading.Thread] = []
 """Runs of this process that were left under way: until their next event they use generators of the whole process."""
-_LEFT_SECONDS = 60.0
-"""For which another run waits for one of them."""
 """Name of the thread that runs a spec in this process."""
 _LOOK_SECONDS = 0.5
 """Between two looks at what takes too long, and at runs that others have claimed. Events themselves are waited for."""
@@ -296,7 +294,7 @@ class InProcess:
 
     def begin(self, spec: RunSpec, *, alone: bool = False) -> None:
         while _LEFT:
-            _LEFT[-1].join(_LEFT_SECONDS)
+            _LEFT[-1].join(60)
             if _LEFT[-1].is_alive():
                 raise FedbenchError(
                     "a run that was interrupted still goes on in this process, and would disturb this one; wait until "
