@@ -7,7 +7,9 @@ import pandas as pd
 import pytest
 
 from fedbench.cli.commands import mapping
+from fedbench.tracking.schema import store_uri
 from fedbench_boards.advice.evidence import write_evidence
+from fedbench_boards.leaderboard.results import load_results
 from tests.advice.test_advising import evidence
 
 SUITE = """
@@ -16,8 +18,13 @@ dataset: "embedded?train=240&test=80"
 scenario: {preset: iid, partition: dirichlet, clients: 3, participation: 1.0, min_client_size: 1}
 training: {rounds: 1, local_epochs: 1, batch_size: 32, lr: 0.01, eval_every: 1}
 seeds: [0, 1]
-axes: {dirichlet_alpha: [0.05, 0.3, 100]}
-rows: [{method: clip-zs}, {method: fedavg}, {method: fedprox}]
+rows: [{method: clip-zs}, {method: fedavg}, {method: local, set: {lr: 20}}]
+scales:
+  all:
+    settings:
+      - {name: strong, set: {dirichlet_alpha: 0.05}}
+      - {name: weak, set: {dirichlet_alpha: 0.3}}
+      - {name: none, set: {dirichlet_alpha: 100}}
 """
 COUNTS = "client,cat,dog,fox\na,20,3,0\nb,5,9,4\n"
 
@@ -64,16 +71,31 @@ def test_an_interval_stays_within_what_an_accuracy_can_be(fedbench, files):
 
 
 @pytest.mark.slow
-def test_a_map_is_run_drawn_and_advises_and_its_advice_is_replayed(fedbench, files):
+def test_a_map_is_run_at_the_best_rates_and_advises_and_its_advice_is_replayed(fedbench, files):
     places = ["--store", "store"]
-    code, out, _ = fedbench("map", "--suite", "toy.yaml", "--output", "boards", "--jobs", "1", *places)
+    words = ("map", "--suite", "toy.yaml", "--output", "boards", "--jobs", "1", *places)
+    code, out, _ = fedbench(*words)
     assert code == 0, out
     folder = files / "boards" / "toy"
-    drawn = {path.name for path in (folder / "figures").iterdir()}
-    assert {"winners.png", "winners.svg", "methods.png", "curves-1.svg", "critical-differences.png"} <= drawn
-    assert 'id="map"' in (folder / "index.html").read_text("utf-8")
+    rates = pd.read_csv(folder / "rates.csv")
+    assert sorted(set(rates["row"])) == ["fedavg · clip:embedded", "local · clip:embedded"] and len(rates) == 6
+    assert set(rates["seeds"]) == {2} and set(rates["trials"]) == {3} and set(rates["validation"]) == {0.2}
+    assert set(rates["lr"]) <= {0.001, 0.01, 0.1, 2, 20, 100}  # cut to what a run takes
+    # each is the best on validation data
+    tried = load_results(store_uri("store"), "toy-rates")
+    assert len(tried) == 3 * 3 * 3
+    one = tried[(tried["setting"] == "weak") & (tried["method"] == "fedavg")]
+    one = one[one["final/global_accuracy"] == one["final/global_accuracy"].max()]
+    best = min(float(json.loads(settings)["training.lr"]) for settings in one["row_settings"])
+    assert rates.set_index(["setting", "row"])["lr"]["weak", "fedavg · clip:embedded"] == best
+    board = pd.read_csv(folder / "leaderboard.csv.gz")
+    assert set(board.loc[board["method"] != "clip-zs", "tuned"]) == {True}
+    # a row that has nothing to tune is compared with the tuned baseline
+    assert board.loc[board["method"] == "clip-zs", "delta_mean"].notna().all()
     written = gzip.decompress((folder / "evidence.csv.gz").read_bytes()).decode()
     assert len(written.splitlines()) == 1 + 3 * 3 * 2
+    code, out, _ = fedbench(*words)
+    assert code == 0 and "start " not in out
     # the evidence names its suite, which a replay reads
     known = written.replace("\ntoy,", "\ntoy.yaml,")
     (files / "known.csv").write_text(known)
@@ -162,8 +184,9 @@ def test_plugins_are_known_to_every_step(fedbench, tmp_path, monkeypatch, verb, 
     (tmp_path / "toy.yaml").write_text(SUITE + "headline: mine\n")
     shown = []
     monkeypatch.setattr(mapping, "step", lambda ctx, *words: shown.append(words) or 0)
-    monkeypatch.setattr(mapping, "_draw", lambda *_: None)
-    code, _, err = fedbench(verb, "--suite", "toy.yaml", "--plugin", "mine.py")
+    monkeypatch.setattr(mapping, "_write_evidence", lambda *_: None)
+    rates = ["--rates", "1"] if verb == "map" else []
+    code, _, err = fedbench(verb, "--suite", "toy.yaml", "--plugin", "mine.py", *rates)
     assert code == 0, err
     assert len(shown) == steps
     assert all("--plugin" in words for words in shown if words[0] != "study")

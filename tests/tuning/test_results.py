@@ -36,6 +36,7 @@ from fedbench.tuning.results import (
     run_of,
     tuned_otherwise,
     with_best,
+    with_listed,
 )
 from fedbench.tuning.search import Confirmed, TrialEnded
 from fedbench.tuning.space import defaults_of
@@ -513,3 +514,34 @@ def test_the_gap_is_validation_minus_test_over_the_runs_with_the_chosen_values(
     nothing = gap_of(result, pd.DataFrame())
     assert (nothing.confirmation, nothing.test, nothing.gap) == (58.5, None, None)
     assert gap_of(result, runs.iloc[2:]).test is None
+
+
+def test_values_of_a_file_are_those_of_its_setting_and_row(tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text("setting,row,lr,fedprox.mu,trials\n,fedprox · clip:embedded,0.5,,3\n")
+    untouched, changed = with_listed(rows(), file)
+    assert untouched == rows()[0]
+    assert (changed.training.lr, changed.params, changed.tuned) == (0.5, rows()[1].params, "mine")
+    assert changed.tuning == {"study": "mine", "trials": "3"} and changed.row.endswith("(tuned)")
+    file.write_text("setting,row,fedprox.mu\n,fedprox · clip:embedded,0.25\n")
+    assert with_listed(rows(), file)[1].params["fedprox"]["mu"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("row,lr\nfedavg · clip:embedded,1\n", "needs the columns setting and row"),
+        ("setting,row,lr\n,a,1\n,a,2\n", "every pair of them once"),
+        ("setting,row,lr\n,fedavg,1\n", "has none of these rows"),
+        ("setting,row,lr\n,fedprox · clip:embedded,fast\n", "lr=fast is no number"),
+        ("setting,row,mu\n,fedprox · clip:embedded,1\n", "unknown setting of"),
+        ("setting,row,rounds\n,fedprox · clip:embedded,1\n", "leave one of them out"),
+        (None, "can't be read"),
+    ],
+)
+def test_a_file_of_values_that_does_not_fit_is_refused(tmp_path, text, says):
+    file = tmp_path / "mine.csv"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(FedbenchError, match=says):
+        with_listed(rows(), file, ["rounds"])

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+import pandas as pd
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -27,10 +29,12 @@ from optuna.trial import FrozenTrial, TrialState
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.tuning.objectives import Objective
-from fedbench.tuning.space import with_values
+from fedbench.tuning.space import values_of, with_values
 from fedbench.tuning.storage import open_storage
 from fedbench.tuning.studies import COUNTED, DEFAULTS, PLACE, Record, flat_settings, record_of, studies_named
 
+RECORDED = ("trials", "seeds", "objective", "validation")
+"""Columns of a file of values that say how these were found."""
 FINALISTS = 3
 """Trials that the run-off is among."""
 
@@ -272,3 +276,45 @@ def tuned_otherwise(spec: RunSpec, result: StudyResult) -> list[str]:
     searched = {str(dimension["key"]) for dimension in result.record.space}
     ignored = {"seed", "tuned", "device", *searched}
     return [f"{key}={value}" for key, value in before.items() if key not in ignored and now.get(key) != value]
+
+
+def with_listed(specs: Sequence[RunSpec], file: Path, fixed: Sequence[str] = ()) -> list[RunSpec]:
+    """The runs with the values that a CSV file lists; rows that it does not have stay as they are.
+
+    Its columns are ``setting`` and ``row``, as leaderboards write them, one for each hyper-parameter (``lr``,
+    ``fedprox.mu``; an empty cell is the row's own value), and those of `RECORDED`, which say how values were found.
+    FedbenchError for another file, for values that are none, where the file has none of the rows, and for ``fixed``
+    settings that it has too.
+    """
+    where = f"--tuned {str(file)!r}"
+    try:
+        table = pd.read_csv(file, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:
+        raise FedbenchError(f"{where} can't be read: {error}.") from None
+    if not {"setting", "row"} <= set(table) or table.duplicated(["setting", "row"]).any():
+        raise FedbenchError(f"{where}: it needs the columns setting and row, every pair of them once.")
+    keys = [str(name) for name in table if name not in ("setting", "row", *RECORDED)]
+    clash = sorted({key.removeprefix("training.") for key in fixed} & set(keys))
+    if clash:
+        raise FedbenchError(f"--set {clash[0]}: {where} has it too; leave one of them out.")
+    lines: list[Any] = table.to_dict("records")
+    listed = {(line["setting"], line["row"]): line for line in lines}
+    if not any((spec.setting, spec.row) in listed for spec in specs):
+        raise FedbenchError(f"{where} has none of these rows; it names them as leaderboards do: setting and row.")
+    name = file.stem
+    return [_listed(spec, listed.get((spec.setting, spec.row)), keys, name, where) for spec in specs]
+
+
+def _listed(spec: RunSpec, line: Mapping[str, str] | None, keys: Sequence[str], name: str, where: str) -> RunSpec:
+    if line is None:
+        return spec
+    own, values = values_of(spec), {}
+    for key in (key for key in keys if line[key]):
+        kind = type(own.get(key, ""))
+        try:
+            number = kind in (int, float)
+            values[key] = kind(line[key]) if number else line[key] == "True" if kind is bool else line[key]
+        except ValueError:
+            raise FedbenchError(f"{where}, {spec.title!r}: {key}={line[key]} is no number.") from None
+    tuning = {"study": name} | {key: line[key] for key in RECORDED if line.get(key)}
+    return with_values(spec, values).model_copy(update={"tuned": name, "tuning": tuning})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from fedbench.core.errors import FedbenchError
@@ -108,10 +109,12 @@ def _tuned(
     Says which rows the study does not have, or has under other conditions.
     """
     from fedbench.tracking.schema import store_uri
-    from fedbench.tuning.results import best_of, tuned_otherwise, with_best
+    from fedbench.tuning.results import best_of, tuned_otherwise, with_best, with_listed
     from fedbench.tuning.storage import storage_url
 
-    study = selection.tuned
+    study, fixed = selection.tuned, [key for key, _ in selection.sets]
+    if study.endswith(".csv"):
+        return with_listed(specs, Path(study), fixed)
     best = best_of(storage_url(storage, store_uri(store)), study)
     for row in rows_of(specs):
         title = row[0].title
@@ -128,7 +131,7 @@ def _tuned(
             screen.say(f"{title}: nothing has confirmed its values on seeds that did not choose them")
     if len({(result.spent, str(result.record.budget)) for result in best.values()}) > 1:
         screen.say(f"the studies of {study!r} had unequal budgets; the leaderboard says so too")
-    return with_best(specs, best, [key for key, _ in selection.sets])
+    return with_best(specs, best, fixed)
 
 
 def plan(

@@ -18,7 +18,7 @@ class Selection(Overrides):
     suite: str | None = None
     """Name or file; None for methods without one."""
     tuned: str = ""
-    """The study whose best values the runs have."""
+    """The study whose best values the runs have, or a CSV file of values."""
 
     @property
     def assignments(self) -> tuple[str, ...]:
@@ -69,7 +69,9 @@ def command_line(verb: str, selection: Selection, *further: str, paths: bool = F
         "--on": selection.on,
         "--seed": selection.seeds,
         "--set": selection.assignments,
-        "--tuned": [selection.tuned] if selection.tuned else [],
+        "--tuned": [Path(selection.tuned).name if selection.tuned.endswith(".csv") and not paths else selection.tuned]
+        if selection.tuned
+        else [],
         "--plugin": [path if paths else path.name for path in selection.plugin_files],
     }
     return shlex.join(["fedbench", verb, *words_of(options), *further])

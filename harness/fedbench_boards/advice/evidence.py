@@ -188,7 +188,8 @@ def evidence_of(uri: str, results: pd.DataFrame) -> Evidence:
             scores[GLOBAL] = np.nan
         what = {"server_data": run["server_data"] or ""}
         line = {name: run[name] for name in _COLUMNS if name != "label"}
-        line["label"] = run["row"].replace(f" · {run['backbone']}", "", 1)
+        untuned = run["row"].replace(", tuned)", ")").replace(" (tuned)", "")
+        line["label"] = untuned.replace(f" · {run['backbone']}", "", 1)
         lines.append(line | scores | what | {"megabytes": sent / MEGA} | asdict(measures[run["setting"], run["seed"]]))
     order = [*_COLUMNS, *_NUMBERS, *_WHAT, *(field.name for field in fields(Measures))]
     return Evidence(pd.DataFrame(lines)[order])

@@ -103,6 +103,8 @@ def baseline_of(runs: pd.DataFrame, rows: Mapping[str, pd.DataFrame], baseline: 
     words = [baseline]
     for key in _KINDS:
         alike = [other for other in called if _alike(other, runs, key)]
+        if key == "tuned" and not alike and not int(runs["trainable_parameters"].iloc[0]):
+            continue  # a row that has nothing to tune, where all others are tuned
         if len(alike) < len(called):
             words = _narrowed(words, key, runs)
         called = alike

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _FINE, _SOME_FAILED = 0, 1
 _OF_SITE = ("site", "results")
-SUFFIXES = (".png", ".svg")
 
 
 def step(ctx: typer.Context, *words: str) -> int:
@@ -141,80 +140,68 @@ def _refuse_beside_site(ctx: typer.Context) -> None:
 
 def map_(
     ctx: typer.Context,
-    suite: Annotated[str, typer.Option(metavar="NAME|FILE", help="A suite with axes, by name or a YAML file.")] = "map",
+    suite: Annotated[str, typer.Option(metavar="NAME|FILE", help="A suite of several settings.")] = "map",
     output: OutputFolder = Path("leaderboards"),
-    at: Annotated[
-        list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Draw at this value of a third axis; repeat it.")
-    ] = None,
+    rates: Annotated[
+        str, typer.Option(metavar="FACTORS", help="Of every row's learning rate, to choose among; 1 chooses nothing.")
+    ] = "0.1,1,10",
     seed: Seed = None,
     plugin: Plugins = None,
     store: Store = None,
     workers: Workers = None,
 ) -> None:
-    """Run a suite over its axes, and draw who leads where, by how much and at what cost.
+    """Run a suite with every row at its best learning rate in each setting, and write what fedbench advise reads.
 
-    Beside the leaderboard, the folder figures gets: winners, margins over zero-shot and over the baseline, a heat map
-    a method, the cost to come near the leader, curves along every axis, and the diagram of critical differences, as PNG
-    and SVG; evidence.csv.gz is what fedbench advise reads.
-    The same command goes on where it was stopped.
+    Each row first runs at every rate on four fifths of the training data, at a seed that the suite has not; the best
+    on the other fifth counts: rates.csv. Then the suite runs with these, and the folder gets the leaderboard and
+    evidence.csv.gz. The same command goes on where it was stopped.
     """
     from fedbench.suites.suite import load_suite
-    from fedbench_boards.leaderboard.across import MOST_AXES
+    from fedbench.tracking.schema import store_uri
+    from fedbench.workflow.studies import unused_seeds
+    from fedbench_boards.advice import rates as choosing
+    from fedbench_boards.leaderboard.results import load_results
 
-    plugin_files(plugin)
-    read = load_suite(suite)
-    if not read.axes:
-        raise FedbenchError(
-            f"suite {read.name!r} has no axes; give it some, such as axes: {{dirichlet_alpha: [0.1, 1]}}."
-        )
-    fixed = _fixed(at or [], {axis: tuple(values) for axis, values in read.axes.items()})
-    if not 1 <= len(read.axes) - len(fixed) <= MOST_AXES:
-        raise FedbenchError(
-            f"a map is drawn over one axis or {MOST_AXES}; suite {read.name!r} has {', '.join(read.axes)}: fix the "
-            "others with --at AXIS=VALUE."
-        )
+    files = plugin_files(plugin)
+    factors, read = _factors(rates), load_suite(suite)
     folder = _folder_of(read, output)
-    common = [*given("--suite", suite), *given("--plugin", plugin), *given("--store", store)]
-    code = step(ctx, "run", *common, *given("--seed", seed), *given("--jobs", workers))
+    common = [*given("--plugin", plugin), *given("--store", store)]
+    jobs, tuned = given("--jobs", workers), []
+    if factors != [1.0]:
+        (trial_seed,) = unused_seeds(read, 1, seed or ())
+        trial, tables = choosing.write(read, suite, factors, trial_seed, files, folder / choosing.FOLDER)
+        for table in tables:
+            code = step(ctx, "run", "--suite", str(trial), "--tuned", str(table), *common, *jobs)
+            if code > _SOME_FAILED:
+                raise typer.Exit(code)
+        tried = load_results(store_uri(store, to_write=False), choosing.name_of(read))
+        chosen = folder / "rates.csv"
+        choosing.best(tried, trial_seed).to_csv(chosen, index=False)
+        tuned = ["--tuned", str(chosen)]
+    code = step(ctx, "run", "--suite", suite, *tuned, *common, *given("--seed", seed), *jobs)
     if code > _SOME_FAILED:
         raise typer.Exit(code)
-    code = max(code, step(ctx, "leaderboard", *common, "--output", str(folder)))
-    _draw(suite, folder, fixed, store)
-    say(f"evidence and figures written to {folder}")
+    code = max(code, step(ctx, "leaderboard", "--suite", suite, *common, "--output", str(folder)))
+    _write_evidence(store_uri(store, to_write=False), read.name, folder)
+    say(f"evidence written to {folder}")
     raise typer.Exit(code)
 
 
-def _draw(suite: str, folder: Path, fixed: dict[str, str], store: str | None) -> None:
-    from fedbench.tracking.schema import store_uri
+def _write_evidence(uri: str, suite: str, folder: Path) -> None:
     from fedbench_boards.advice.evidence import SHIPPED, evidence_of, write_evidence
-    from fedbench_boards.leaderboard import drawing
-    from fedbench_boards.leaderboard.across import map_of
-    from fedbench_boards.leaderboard.across_figures import critical_differences, figures
-    from fedbench_boards.leaderboard.reading import ReadingOptions, read_board
+    from fedbench_boards.leaderboard.results import load_results
 
-    uri = store_uri(store, to_write=False)
-    read = read_board(ReadingOptions(suite=suite), uri)
-    found = map_of(read.suite, read.board, read.curves).fixed(fixed)
-    write_evidence(evidence_of(uri, read.results), folder / SHIPPED)
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
-    with drawing.style():
-        made = list(figures(found))
-        if read.board.across is not None:
-            made.append(("critical-differences", critical_differences(read.board.across, found.labels)))
-        for name, figure in made:
-            for suffix in SUFFIXES:
-                drawing.save(figure, folder / "figures" / f"{name}{suffix}")
+    write_evidence(evidence_of(uri, load_results(uri, suite)), folder / SHIPPED)
 
 
-def _fixed(given: Sequence[str], axes: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    found = {}
-    for text in given:
-        axis, sign, value = (part.strip() for part in text.partition("="))
-        if not sign or value not in axes.get(axis, ()):
-            known = "; ".join(f"{name}: {', '.join(values)}" for name, values in axes.items())
-            raise FedbenchError(f"--at {text!r} is no AXIS=VALUE of this suite; it has {known}.")
-        found[axis] = value
-    return found
+def _factors(text: str) -> list[float]:
+    try:
+        factors = [float(part) for part in text.split(",")]
+    except ValueError:
+        factors = []
+    if not factors or len(set(factors)) < len(factors) or not all(0 < factor <= 1e4 for factor in factors):
+        raise FedbenchError(f"--rates {text!r}: give different positive factors, such as 0.1,1,10.")
+    return factors
 
 
 def advise(

@@ -61,7 +61,9 @@ if TYPE_CHECKING:
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 
 _Scenario = Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set scenario=NAME.")]
-_Tuned = Annotated[str, typer.Option(metavar="STUDY", help="With the best values that fedbench tune found.")]
+_Tuned = Annotated[
+    str, typer.Option(metavar="STUDY|FILE", help="With the values that fedbench tune found, or those of a CSV file.")
+]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Show runs, traffic and memory; train nothing.")]
 _Rerun = Annotated[bool, typer.Option("--rerun", help="Repeat runs that the store already has.")]
 _Executor = Annotated[
