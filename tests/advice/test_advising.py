@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench_boards.advice.advising import NEAREST, Constraints, advise
+from fedbench_boards.advice.advising import Constraints, Forecaster, caveats, quantile
 from fedbench_boards.advice.evidence import (
     SHIPPED,
     Evidence,
@@ -35,12 +35,18 @@ def evidence(scores, skews, **rows):
                 lines.append(
                     {"suite": "s", "setting": f"s{number}", "seed": seed, "row": f"{row} · b", "label": row}
                     | {"method": row, "backbone": "b", "dataset": "d", "run_id": f"{row}{number}{seed}", "commit": "c"}
-                    | {"megabytes": 1.0, "global": score + seed - 0.5, "personal": math.nan}
-                    | {"labels": "visible", "server_data": "", "trains": True}
+                    | {"megabytes": 1.0, "seconds": 2.0, "global": score + seed - 0.5, "personal": math.nan}
+                    | {"server_data": ""}
                     | asdict(measures(skew))
                     | rows.get(row, {})
                 )
     return Evidence(pd.DataFrame(lines))
+
+
+def on_data(known, *names):
+    """The evidence with a data set for each setting."""
+    at = known.runs["setting"].str[1:].astype(int)
+    return Evidence(known.runs.assign(dataset=at.map(dict(enumerate(names)))))
 
 
 def test_measures_of_two_clients_by_hand():
@@ -63,141 +69,108 @@ def test_a_step_is_a_unit_and_steps_add_as_in_a_plane():
     assert measures(0.1).steps_to(measures(0.4, spread=0.2 + 4 * 0.5)) == pytest.approx(5.0)
 
 
-def test_the_rows_of_the_setting_itself_decide_where_it_is_measured():
-    known = evidence({"fedavg": [50, 60, 70, 80, 90], "low": [60, 50, 50, 50, 50], "high": [40, 50, 60, 90, 99]},
-                     [0, 1, 2, 3, 4])  # fmt: skip
-    strong = advise(known, measures(0.0), "fedavg")
-    assert (strong.choices[0].label, list(strong.nearest)[0]) == ("low", "s0")
-    # 10 steps between neighbours: the next weighs exp(-1/2) of the first, those behind exp(-2) and exp(-9/2)
-    weights = np.exp([0, -0.5, -2, -4.5])
-    weights /= weights.sum()
-    assert strong.choices[0].margin == pytest.approx(float(weights @ [10, -10, -20, -30]))
-    assert len(strong.nearest) == NEAREST
-    assert advise(known, measures(4.0), "fedavg").choices[0].label == "high"
+def test_margins_are_means_over_the_seeds_that_row_and_baseline_share():
+    runs = evidence({"fedavg": [50, 60, 70], "best": [60, 60, 60], "server": [99] * 3}, [0, 1, 2],
+                    server={"server_data": "unlabelled"}).runs  # fmt: skip
+    runs.loc[(runs["label"] == "best") & (runs["setting"] == "s0") & (runs["seed"] == 1), "seed"] = 7
+    runs = runs[(runs["label"] != "best") | (runs["setting"] != "s2")]
+    margins = Forecaster(Evidence(runs), "fedavg").margins
+    assert list(margins) == ["best", "fedavg"]  # data at the server is what the user may not have
+    assert margins["best"].tolist()[:2] == [10, 0] and math.isnan(margins["best"]["s2"])
+    assert margins["fedavg"].tolist() == [0, 0, 0]
 
 
-def test_the_interval_is_what_settings_left_out_are_missed_by_in_spreads():
-    # one row beats the baseline by 10 everywhere but in s2, by 40
-    known = evidence({"fedavg": [50] * 9, "best": [60, 60, 90] + [60] * 6}, list(range(9)))
-    beats = np.array([40.0 if one == 2 else 10.0 for one in range(9)])
-
-    def expected(place, settings):
-        """Margin at a place and its spread, from the nearest of other settings."""
-        near = sorted(settings, key=lambda one: abs(one - place))[:NEAREST]
-        steps = np.array([10.0 * abs(one - place) for one in near])
-        usual = np.median([min(10 * abs(a - b) for b in settings if b != a) for a in settings])
-        weights = np.exp(-(steps**2 - steps.min() ** 2) / (2 * usual**2))
-        margin = np.average(beats[near], weights=weights)
-        return margin, max(0.5, np.average((beats[near] - margin) ** 2, weights=weights) ** 0.5)
-
-    ratios = []
-    for left in range(9):
-        margin, spread = expected(left, [one for one in range(9) if one != left])
-        ratios.append(abs(margin - beats[left]) / spread)
-    here, there = (advise(known, measures(place), "fedavg") for place in (0.0, 8.0))
-    # of nine, 90 % is all; s2 is among the four nearest of one place only
-    assert here.choices[0].half_width == pytest.approx(max(ratios) * expected(0, range(9))[1])
-    assert there.choices[0].half_width == pytest.approx(max(ratios) * 0.5)
-    fewer = advise(known.without("s8"), measures(0.0), "fedavg")
-    assert fewer.choices[0].half_width == math.inf
+def test_a_forecast_is_by_the_measures():
+    low, high = list(range(8)), [-10] * 4 + [10] * 4
+    known = evidence({"fedavg": [50] * 8, "best": [50 + gain for gain in high], "next": [55] * 8}, low)
+    weak, strong = (Forecaster(known, "fedavg").advise(measures(skew)) for skew in (0.0, 7.0))
+    assert [choice.row for choice in weak.choices] == ["next", "fedavg", "best"]
+    assert [choice.row for choice in strong.choices] == ["best", "next", "fedavg"]
+    # leaves of two settings and more: a mean of what is near, never beyond what was measured
+    assert 5 < strong.choices[0].margin <= 10 and strong.choices[1].margin == pytest.approx(5)
 
 
-def disagreeing():
-    """Row best: 10 above the baseline in nine settings, 16 in the first; in the last four its seeds lie 4 away."""
-    runs = evidence({"fedavg": [50] * 9, "best": [66] + [60] * 8}, list(range(9))).runs
-    best, last = runs["row"] == "best · b", runs["setting"].isin(["s5", "s6", "s7", "s8"])
-    runs.loc[best & last, "global"] += runs["seed"].map({0: -4.0, 1: 4.0})
-    return runs
+def test_a_row_that_was_not_run_everywhere_is_forecast_from_where_it_was():
+    runs = evidence({"fedavg": [50] * 8, "some": [60] * 8, "once": [70] * 8}, list(range(8))).runs
+    absent = (runs["label"] == "some") & runs["setting"].isin(["s0", "s1"])
+    absent |= (runs["label"] == "once") & (runs["setting"] != "s3")
+    found = Forecaster(Evidence(runs[~absent]), "fedavg").advise(measures(0.0))
+    assert [(choice.row, choice.margin) for choice in found.choices] == [("some", 10), ("fedavg", 0)]
 
 
-def test_the_spread_is_of_seeds_too():
-    agreeing = evidence({"fedavg": [50] * 9, "best": [60] * 9}, list(range(9)))
-    assert advise(agreeing, measures(0.0), "fedavg").choices[0].half_width == pytest.approx(0.0)  # never missed
-    found = advise(Evidence(disagreeing()), measures(8.0), "fedavg").choices[0]
-    # s0, left out, is missed by 6 where neighbours and seeds agree to the least spread, 0.5; around s8 seeds lie 4 away
-    assert (found.margin, found.half_width) == (pytest.approx(10.0), pytest.approx(6 / 0.5 * 4))
+def test_the_quantile_is_the_conformal_one():
+    # of nine errors, 90 % of ten is the ninth; of eight there is none
+    assert quantile(pd.Series([3.0, 1, 2, 9, 5, 4, 8, 6, 7])) == 9
+    assert quantile(pd.Series(range(8), dtype=float)) == math.inf
+    assert quantile(pd.Series(range(19), dtype=float)) == 17  # ceil(0.9 * 20) = 18th
 
 
-def test_a_setting_weighs_by_its_distance_however_many_seeds_it_has():
-    runs = disagreeing()
-    runs.loc[(runs["row"] == "best · b") & (runs["setting"] == "s8"), "global"] += 20
-    more = runs[runs["setting"] == "s8"]
-    known = Evidence(pd.concat([runs, *(more.assign(seed=more["seed"] + 2 * turn) for turn in (1, 2, 3))]))
-    few, many = (advise(one, measures(6.5), "fedavg").choices[0] for one in (Evidence(runs), known))
-    assert many.half_width == pytest.approx(few.half_width)
+def test_an_interval_is_of_the_errors_on_data_left_out():
+    # best gains 10 on one data set and 30 on the other: each is forecast by the other, 20 off
+    known = evidence({"fedavg": [50] * 10, "best": [60] * 5 + [80] * 5, "same": [57] * 10}, [0.0, 1] * 5)
+    found = Forecaster(on_data(known, *"aaaaabbbbb"), "fedavg").advise(measures(0.0))
+    widths = {choice.row: choice.half_width for choice in found.choices}
+    assert widths == {"best": pytest.approx(20), "same": pytest.approx(0), "fedavg": 0}
+    assert found.is_new_data and "forecast by other data sets" in next(caveats(found))
+    # of one data set, each setting is left out; of so few there is no interval
+    few = Forecaster(evidence({"fedavg": [50] * 5, "best": [60] * 5}, [0.0, 1, 2, 3, 4]), "fedavg").advise(measures())
+    assert few.choices[0].half_width == math.inf and few.enough is None and not few.is_new_data
+    assert "too few measured settings" in next(caveats(few)) and len(few.to_try) == 2
 
 
-def test_without_common_seeds_there_is_no_interval():
-    runs = disagreeing()
-    runs.loc[runs["row"] == "best · b", "seed"] += 2
-    assert advise(Evidence(runs), measures(8.0), "fedavg").choices[0].half_width == math.inf
-    # a setting whose neighbours have none does not count among those left out: of nine, eight are too few
-    runs = disagreeing()
-    near = runs["setting"].isin(["s1", "s2", "s3", "s4"])
-    runs.loc[(runs["row"] == "best · b") & near, "seed"] += 2
-    assert advise(Evidence(runs), measures(8.0), "fedavg").choices[0].half_width == math.inf
-    # nor is there one where misses are known and the spread is not
-    runs = evidence({"fedavg": [50] * 20, "best": [60] * 20}, list(range(20))).runs
-    runs.loc[(runs["row"] == "best · b") & runs["setting"].isin(["s0", "s1", "s2", "s3"]), "seed"] += 2
-    known = Evidence(runs)
-    assert advise(known, measures(19.0), "fedavg").choices[0].half_width == pytest.approx(0.0)
-    assert advise(known, measures(0.0), "fedavg").choices[0].half_width == math.inf
+def test_so_many_rows_are_to_try_that_one_was_near_the_best_on_data_left_out():
+    def enough(first, second, **further):
+        scores = {"fedavg": [50] * 10, "a": first, "b": second} | further
+        found = Forecaster(on_data(evidence(scores, [0.0, 1] * 5), *"aaaaabbbbb"), "fedavg")
+        return found.enough(list(scores)), found
+
+    assert enough([60] * 10, [55] * 10)[0] == 1
+    # what is best on the one data set is second on the other
+    number, found = enough([60] * 5 + [55] * 5, [55] * 5 + [60] * 5)
+    assert number == 2 and len(found.advise(measures(0.0)).to_try) == 2
+    # within a point of the best is near it
+    assert enough([60] * 5 + [59] * 5, [59] * 5 + [60] * 5)[0] == 1
+    # in one setting of ten it takes all rows: with ten, 90 % of eleven is all
+    assert enough([60] * 10, [55] * 10, c=[20] * 9 + [90])[0] == 4
 
 
-def test_other_choices_have_the_interval_of_the_first_ones_lead_over_them():
-    # over fedavg best leads by as much as fedavg breaks down, over next by 2 everywhere and by 5 in s8
-    low = [50, 20, 50, 10, 50, 30, 50, 50, 50]
-    known = evidence({"fedavg": low, "best": [60] * 9, "next": [58] * 8 + [55]}, list(range(9)))
-    best, following, _ = advise(known, measures(2.0), "fedavg").choices
-    assert best.half_width > 30 and following.label == "next"
-    # s8, left out, is missed by 3, where neighbours and seeds agree to the least spread; so they do around s2
-    assert following.half_width == pytest.approx(3 / 0.5 * 0.5)
-
-
-def test_where_another_choice_is_itself_the_first_its_lead_over_itself_counts_for_nothing():
-    # ten settings: next is first around the last two, so that eight are left to say how far a lead over it is off
-    known = evidence({"fedavg": [50] * 10, "best": [60] * 10, "next": [59] * 7 + [80] * 3}, list(range(10)))
-    first, *others = advise(known, measures(0.0), "fedavg").choices
-    assert first.label == "best" and math.isfinite(first.half_width)
-    assert {choice.label: choice.half_width for choice in others}["next"] == math.inf
-
-
-def test_constraints_leave_out_rows():
-    known = evidence(
-        {"fedavg": [50] * 3, "big": [90] * 3, "unlabelled": [55] * 3, "server": [95] * 3, "still": [40] * 3},
-        [0, 1, 2],
-        big={"megabytes": 100.0},
-        unlabelled={"labels": "hidden"},
-        server={"server_data": "unlabelled"},
-        still={"megabytes": 0.0, "trains": False},
-    )
+def test_costs_are_those_of_as_many_clients_as_here():
+    known = evidence({"fedavg": [50] * 9, "best": [60] * 9}, list(range(9)), best={"megabytes": 30.0, "seconds": 7.0})
+    # ten clients of which half take part, so 6 MB each; here a hundred, of which 40
+    best = Forecaster(known, "fedavg").advise(measures(0.0, clients=2.0, participation=0.4)).choices[0]
+    assert (best.megabytes, best.seconds) == (pytest.approx(240), 7)
 
     def labels(**given):
-        return [choice.label for choice in advise(known, measures(), "fedavg", Constraints(**given)).choices]
+        found = Forecaster(known, "fedavg").advise(measures(0.0), Constraints(**given))
+        return [choice.row for choice in found.choices]
 
-    assert labels() == ["big", "unlabelled", "fedavg"]
-    assert labels(most_megabytes=10.0) == ["unlabelled", "fedavg", "still"]
-    with pytest.raises(FedbenchError, match="with a score for what is needed"):
-        advise(known, measures(), "fedavg", Constraints(needs="personal"))
-    with pytest.raises(FedbenchError, match="raise --max-mb"):
-        advise(known, measures(), "fedavg", Constraints(most_megabytes=-1.0))
+    assert labels() == ["best", "fedavg"]
+    assert labels(most_megabytes=29.0) == labels(most_seconds=6.0) == ["fedavg"]
+    with pytest.raises(FedbenchError, match="raise --max-mb or --max-seconds"):
+        labels(most_megabytes=0.5)
 
 
 def test_far_away_it_says_so():
-    known = evidence({"fedavg": [50] * 3, "best": [60] * 3}, [0, 0.1, 0.2])
-    assert not advise(known, measures(0.15), "fedavg").is_far
-    far = advise(known, measures(0.2, clients=4.0), "fedavg")
-    assert far.is_far and far.choices[0].label == "best"
+    forecaster = Forecaster(evidence({"fedavg": [50] * 3, "best": [60] * 3}, [0, 0.1, 0.2]), "fedavg")
+    assert not forecaster.advise(measures(0.15)).is_far
+    far = forecaster.advise(measures(0.2, clients=4.0))
+    assert far.is_far and any("Far from all that is measured" in text for text in caveats(far))
+    assert forecaster.advise(measures(0.15, domains=1.0)).is_far
+
+
+def test_a_lead_that_may_be_none_is_said_to_be_uncertain():
+    known = evidence({"fedavg": [50] * 10, "best": [51] * 5 + [58] * 5}, [0.0, 1] * 5)
+    found = Forecaster(on_data(known, *"aaaaabbbbb"), "fedavg").advise(measures(0.0))
+    assert "That best beats fedavg here is not certain: its interval holds zero." in list(caveats(found))
 
 
 def test_few_settings_and_no_baseline_are_refused():
-    with pytest.raises(FedbenchError, match="three at least"):
-        advise(evidence({"fedavg": [1, 2]}, [0, 1]), measures(), "fedavg")
+    with pytest.raises(FedbenchError, match="advice needs three"):
+        Forecaster(evidence({"fedavg": [1, 2]}, [0, 1]), "fedavg").advise(measures())
     with pytest.raises(FedbenchError, match="no row 'fedprox'"):
-        advise(evidence({"fedavg": [1] * 3}, [0, 1, 2]), measures(), "fedprox")
-    one, two = (evidence({"fedavg": [1] * 3}, [0, 1, 2], fedavg={"backbone": name}).runs for name in "ab")
-    with pytest.raises(FedbenchError, match="'fedavg' on several backbones"):
-        advise(Evidence(pd.concat([one, two])), measures(), "fedavg")
+        Forecaster(evidence({"fedavg": [1] * 3}, [0, 1, 2]), "fedprox").advise(measures())
+    with pytest.raises(FedbenchError, match="with a score for what is needed"):
+        Forecaster(evidence({"fedavg": [1] * 3}, [0, 1, 2]), "fedavg", "personal").advise(measures())
 
 
 def test_a_federation_of_which_the_first_clients_are_recorded_has_all_its_clients(monkeypatch):
@@ -206,7 +179,9 @@ def test_a_federation_of_which_the_first_clients_are_recorded_has_all_its_client
     run = {"suite": "s", "setting": "a", "seed": 0, "row": "r · b", "method": "r", "backbone": "b", "dataset": "d"}
     run |= {"run_id": "1", "mlflow_id": "m", "commit": "c", "untrained": False, "trainable_parameters": "1"}
     run |= {"row_settings": '{"labels": "visible"}', "server_data": "", "cohort_size": 50, "num_clients": 5000}
-    assert evidence_of("", pd.DataFrame([run])).places["a"].clients == math.log10(5000)
+    run |= {"scenario_settings": '{"partition": "domain?x=1"}'}
+    place = evidence_of("", pd.DataFrame([run])).places["a"]
+    assert (place.clients, place.participation, place.domains) == (math.log10(5000), 0.01, 1.0)
 
 
 def test_counts_are_read_in_both_forms(tmp_path):

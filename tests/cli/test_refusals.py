@@ -173,9 +173,9 @@ CASES = [
     ("advise --counts clients.csv --participation 0", r"somebody must train"),
     ("advise --counts clients.csv --participation nan", r"'--participation'"),
     ("advise --counts clients.csv --evidence clients.csv", r"is no evidence"),
-    ("map --suite longtail", r"has no axes"),
-    ("map --suite toy.yaml --at lr=3", r"no AXIS=VALUE"),
-    ("map --suite toy.yaml --at dirichlet_alpha=100", r"over one axis or 2"),
+    ("map --suite toy.yaml --rates 0,1", r"give different positive factors"),
+    ("map --suite toy.yaml --rates fast", r"give different positive factors"),
+    ("run --suite toy.yaml --tuned none.csv", r"none.csv' can't be read"),
     ("figure pie --suite longtail --output a.png", r"pie|fedbench run"),
     ("publish", r"give --suite NAME to run a suite, or --site FOLDER"),
     ("publish --suite longtail --results x", r"--results is for --site"),
@@ -198,7 +198,6 @@ rows: [{method: fedprox}]
 TOY = """
 name: toy
 scenario: {preset: iid, partition: dirichlet}
-axes: {dirichlet_alpha: [0.3, 100]}
 rows: [{method: fedavg}]
 """
 

@@ -28,7 +28,7 @@ from fedbench.core.scenario import Scenario
 from fedbench.core.spec import BUDGET, MOST_SEED, RunSpec, Training, no_bool, stack_names
 from fedbench.kinds.measured import column_metric, objective_metric, printed_metric, ranking_metric
 from fedbench.scenarios.presets import PRESETS
-from fedbench.suites.files import Lines, extended, gridded, line_of, read_yaml, suite_bytes, suite_files
+from fedbench.suites.files import Lines, extended, line_of, read_yaml, suite_bytes, suite_files
 
 LONGEST_NAME = 100
 Key = dict[str, str]
@@ -172,9 +172,6 @@ class Suite(_Part):
     training: dict[str, Any] = Field(default_factory=dict, description="budget and optimiser, see Training")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run a row, setting and seed")
     scales: dict[Name, Scale] = Field(default_factory=dict, description="the grid by scale, the default scale first")
-    axes: dict[str, dict[str, dict[str, Any]]] = Field(
-        default_factory=dict, description="settings with their values: the grid of all their combinations"
-    )
     means: tuple[Mean, ...] = Field((), description="means over settings, a table each")
     published: Annotated[str, AfterValidator(_plain)] = Field(
         "", description="file of published numbers that the rows' keys refer to"
@@ -267,7 +264,7 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
     content, rows = extended(content, where)
     lines = {_in_whole(path, rows): line for path, line in lines.items()}
     try:
-        suite = Suite.model_validate(gridded(content, where, lines))
+        suite = Suite.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         path = [str(part) for part in first["loc"]]
@@ -337,7 +334,7 @@ def _place(suite: Suite, place: PlaceInFile) -> None:
     for name, scale in suite.scales.items():
         scale._place = replace(place, path=("scales", name))
         for position, setting in enumerate(scale.settings):
-            setting._place = replace(place, path=("axes",) if suite.axes else ("scales", name, "settings", position))
+            setting._place = replace(place, path=("scales", name, "settings", position))
 
 
 def _refuse_unknown_baseline(suite: Suite) -> None:

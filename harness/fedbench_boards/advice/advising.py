@@ -1,20 +1,23 @@
-"""Advice on methods for a federation: rows that led in the nearest measured settings, and how uncertain that is.
+"""Advice on methods for a federation: a forecast of every row's margin over the baseline, and how far off it has been.
 
-A row's score at a place is the mean over the nearest settings, weighted by a Gaussian of their distance. Its width is
-the usual distance between neighbours on the map. The intervals are those of the first choice's margin and of its lead
-over each other choice. They come from the errors of the same rule on measured settings that it has not seen, each left
-out in turn: the quantile of errors in units of the spread there, times the spread here. They thus widen with the
-disagreement of neighbours and seeds. They are scaled as in Lei et al. (JASA 2018, section 5.2), but by the jackknife,
-which guarantees nothing, least of all for neighbours on a grid. With too few settings for the level there are no
-intervals. A suite replays the federation's counts with a shortlist of rows.
+The forecast is a regression of margins on the measures of federations, fitted on all measured settings. Its errors are
+those on data that it has not seen: each data set is left out in turn (each setting, where there is one data set only).
+From them come two statements, both of split conformal prediction (Vovk et al., 2005; Lei et al., JASA 2018):
+
+- a row's interval: its forecast plus and minus the quantile at `RATE` of its errors;
+- how many rows to try: the least number of first rows of a forecast among which, at that rate, one was within `NEAR` of
+  the best row that was measured.
+
+Both hold at that rate for settings like the measured ones of a data set like them. A suite replays the federation's
+counts with the rows to try.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
+from numpy.typing import NDArray
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
@@ -30,14 +34,12 @@ from fedbench.datasets import load_dataset
 from fedbench.suites.suite import Row, Suite, load_suite
 from fedbench_boards.advice.evidence import GLOBAL, Evidence, Measures
 
+RATE = 0.9
+"""The share of left-out settings for which both statements hold."""
+NEAR = 1.0
+"""Points below the best measured row within which a row is near it."""
 NEAREST = 4
-"""The number of nearest settings that count."""
-LEVEL = 0.9
-"""Level of the intervals; nine settings left out are needed for it."""
-LEAST_SPREAD = 0.5
-"""The least spread in points, so that no error is divided by next to nothing."""
-MOST = 3
-"""The most rows of a shortlist, unless more are asked for."""
+"""The number of nearest settings that are named, and whose costs count."""
 
 
 @dataclass(frozen=True)
@@ -46,29 +48,27 @@ class Constraints:
 
     needs: str = GLOBAL
     most_megabytes: float = math.inf
+    most_seconds: float = math.inf
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A row of the shortlist."""
+    """A row to try."""
 
     row: str
-    label: str
-    score: float
-    """The expected score, in %."""
     margin: float
-    """The expected margin over the baseline, in points."""
+    """The forecast margin over the baseline, in points."""
     half_width: float
-    """Half the width of an interval: that of the first choice's margin, and for other choices that of the first one's
-    lead over them. Infinite if unknown."""
+    """Half the width of its interval at `RATE`; infinite where too few settings were left out."""
     megabytes: float
-    runs: tuple[str, ...]
-    """Ids of the row's runs in the nearest settings."""
+    """Sent in a run, both ways, by as many clients as here."""
+    seconds: float
+    """Training time of a run in the nearest settings, of one CPU core."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A shortlist, best first, and its evidence."""
+    """Rows, the best forecast first, and how far to trust them."""
 
     measures: Measures
     nearest: Mapping[str, float]
@@ -77,164 +77,153 @@ class Advice:
     """The largest distance of a measured setting to its own nearest one."""
     choices: tuple[Choice, ...]
     baseline: str
+    enough: int | None
+    """How many of the first rows to try; None where too few settings were left out to say."""
+    is_new_data: bool
+    """Whether errors are on data sets left out, not on settings of the same data."""
 
     @property
     def is_far(self) -> bool:
         """Whether even the nearest setting is further away than measured ones are from each other."""
         return min(self.nearest.values()) > self.usual
 
-
-def advise(
-    evidence: Evidence, measures: Measures, baseline: str, constraints: Constraints = Constraints(), most: int = MOST
-) -> Advice:
-    """The shortlist for a federation with these ``measures``; ``baseline`` is the label of the row compared with.
-
-    FedbenchError where fewer than three settings are measured, or no row meets the constraints.
-    """
-    places = evidence.places
-    if len(places) < 3:
-        raise FedbenchError(f"the evidence has {len(places)} settings; advice needs three at least.")
-    backbones = evidence.runs.groupby("label")["backbone"].nunique()
-    if (backbones > 1).any():
-        raise FedbenchError(f"the evidence has {backbones.idxmax()!r} on several backbones; map one backbone alone.")
-    chosen = _ranked(evidence, measures, baseline, constraints)[:most]
-    half = [
-        _half_width(evidence, measures, chosen[0].row, other, baseline, constraints)
-        for other in (baseline, *(choice.label for choice in chosen[1:]))
-    ]
-    distances = _distances(places, measures)
-    return Advice(
-        measures=measures,
-        nearest=dict(list(distances.items())[:NEAREST]),
-        usual=max(evidence.to_nearest),
-        choices=tuple(replace(choice, half_width=width) for choice, width in zip(chosen, half, strict=True)),
-        baseline=baseline,
-    )
+    @property
+    def to_try(self) -> tuple[Choice, ...]:
+        """The first `enough` rows; three where their number is not known."""
+        return self.choices[: self.enough or 3]
 
 
-def _ranked(evidence: Evidence, measures: Measures, baseline: str, constraints: Constraints) -> list[Choice]:
-    weights = _weights(evidence, measures)
-    runs = evidence.runs[evidence.runs["setting"].isin(weights)]
-    score = constraints.needs
-    base = _means(runs[runs["label"] == baseline], score)
-    if base.empty:
-        raise FedbenchError(f"the evidence has no row {baseline!r} with a score for what is needed ({score}).")
-    choices = []
-    # rows that need data at the server are left out
-    allowed = runs[runs[score].notna() & (runs["server_data"] == "")]
-    by_setting = allowed.groupby(["row", "setting"], sort=False)[[score, "megabytes"]].mean()
-    for row, own in allowed.groupby("row", sort=False):
-        means = by_setting.loc[row]
-        shared = [setting for setting in weights if setting in means.index and setting in base]
-        if len(shared) < len(base):
-            continue  # not measured everywhere around here
-        shares = np.array([weights[setting] for setting in shared])
-        shares /= shares.sum()
-        sent = float(shares @ means.loc[shared, "megabytes"])
-        if sent > constraints.most_megabytes:
-            continue
-        expected = float(shares @ means.loc[shared, score])
-        choices.append(
-            Choice(
-                row=str(row),
-                label=str(own["label"].iloc[0]),
-                score=expected,
-                margin=expected - float(shares @ base[shared]),
-                half_width=math.nan,
-                megabytes=sent,
-                runs=tuple(own["run_id"]),
+@dataclass(frozen=True, eq=False)
+class Forecaster:
+    """The forecast of margins over ``baseline`` by ``evidence``, for all who need the same model."""
+
+    evidence: Evidence
+    baseline: str
+    needs: str = GLOBAL
+
+    @cached_property
+    def margins(self) -> pd.DataFrame:
+        """Measured margins, settings x rows, means over the seeds that row and baseline share; NaN where not run."""
+        runs = self.evidence.runs
+        usable = runs[runs["server_data"] == ""]  # others need data at the server
+        scores = usable.pivot_table(index=["setting", "seed"], columns="label", values=self.needs, aggfunc="mean")
+        if self.baseline not in scores:
+            raise FedbenchError(
+                f"the evidence has no row {self.baseline!r} with a score for what is needed ({self.needs})."
             )
+        margins = scores.sub(scores[self.baseline], axis=0).groupby("setting").mean()
+        margins = margins.dropna(subset=[self.baseline])
+        if len(margins) < 3:
+            raise FedbenchError(f"the evidence has {len(margins)} settings with {self.baseline!r}; advice needs three.")
+        return margins.loc[[setting for setting in self.evidence.places if setting in margins.index]]
+
+    @cached_property
+    def _inputs(self) -> pd.DataFrame:
+        places = self.evidence.places
+        return pd.DataFrame([asdict(places[setting]) for setting in self.margins.index], self.margins.index)
+
+    @cached_property
+    def _groups(self) -> pd.Series:
+        """What is left out together: a data set, or a setting where there is one data set."""
+        data = self.evidence.runs.drop_duplicates("setting").set_index("setting")["dataset"].loc[self.margins.index]
+        return data if data.nunique() > 1 else pd.Series(self.margins.index, self.margins.index)
+
+    @cached_property
+    def _forest(self) -> Forest:
+        return Forest(self._inputs, self.margins)
+
+    @cached_property
+    def left_out(self) -> pd.DataFrame:
+        """The forecasts of settings by all settings of other groups, like `margins`."""
+        found = []
+        for group in self._groups.unique():
+            out = self._groups == group
+            found.append(Forest(self._inputs[~out], self.margins[~out])(self._inputs[out]))
+        return pd.concat(found).loc[self.margins.index]
+
+    def half_width(self, row: str) -> float:
+        """The quantile of a row's errors at `RATE`; infinite for too few."""
+        return quantile((self.left_out[row] - self.margins[row]).abs().dropna())
+
+    def enough(self, rows: Collection[str]) -> int | None:
+        """How many first rows of a forecast of ``rows`` to try; None for too few settings."""
+        places, known = [], [row for row in self.left_out if row in rows]
+        for setting, forecasts in self.left_out[known].iterrows():
+            true = self.margins[known].T[str(setting)].dropna()
+            order = forecasts[true.index].sort_values(ascending=False, kind="stable").index
+            near = true[order].to_numpy() >= true.max() - NEAR
+            places.append(int(near.argmax()) + 1)
+        number = quantile(pd.Series(places, dtype=float))
+        return int(number) if math.isfinite(number) else None
+
+    def advise(self, measures: Measures, constraints: Constraints = Constraints()) -> Advice:
+        """The rows that meet the constraints, best first. FedbenchError where none does."""
+        here = pd.DataFrame([asdict(measures)])
+        forecasts = self._forest(here).iloc[0]
+        distances = {setting: measures.steps_to(there) for setting, there in self.evidence.places.items()}
+        nearest = dict(sorted(distances.items(), key=lambda item: item[1])[:NEAREST])
+        costs = self._costs(measures, list(nearest))
+        cheap = costs[
+            (costs["megabytes"] <= constraints.most_megabytes) & (costs["seconds"] <= constraints.most_seconds)
+        ]
+        allowed = forecasts[forecasts.index.isin(cheap.index)].sort_values(ascending=False, kind="stable")
+        if allowed.empty:
+            raise FedbenchError("no measured row meets these constraints; raise --max-mb or --max-seconds.")
+        return Advice(
+            measures=measures,
+            nearest=nearest,
+            usual=max(self.evidence.to_nearest),
+            choices=tuple(
+                Choice(row, allowed[row], self.half_width(row), costs["megabytes"][row], costs["seconds"][row])
+                for row in map(str, allowed.index)
+            ),
+            baseline=self.baseline,
+            enough=self.enough(list(allowed.index)),
+            is_new_data=self._groups.nunique() < len(self._groups),
         )
-    if not choices:
-        raise FedbenchError("no measured row meets these constraints; raise --max-mb.")
-    return sorted(choices, key=lambda choice: -choice.score)
+
+    def _costs(self, measures: Measures, nearest: list[str]) -> pd.DataFrame:
+        """Row -> megabytes of a run, by what a client of a round sent on average; seconds in the nearest settings."""
+        runs = self.evidence.runs
+        shared = runs["megabytes"] / (10 ** runs["clients"] * runs["participation"])
+        cohort = 10**measures.clients * measures.participation
+        near = runs[runs["setting"].isin(nearest)].groupby("label")["seconds"].mean()
+        seconds = near.reindex(runs["label"].unique()).fillna(runs.groupby("label")["seconds"].mean())
+        return pd.DataFrame({"megabytes": shared.groupby(runs["label"]).mean() * cohort, "seconds": seconds})
 
 
-def _means(runs: pd.DataFrame, score: str) -> pd.Series:
-    """Mean score over seeds by setting."""
-    return runs.groupby("setting", sort=False)[score].mean().dropna()
+def quantile(errors: pd.Series) -> float:
+    """The smallest of n errors that at least `RATE` of n + 1 do not exceed; infinite where that takes more than n."""
+    rank = math.ceil(RATE * (len(errors) + 1))
+    return float(errors.sort_values().iloc[rank - 1]) if rank <= len(errors) else math.inf
 
 
-def _distances(places: Mapping[str, Measures], measures: Measures) -> dict[str, float]:
-    distances = {setting: measures.steps_to(there) for setting, there in places.items()}
-    return dict(sorted(distances.items(), key=lambda item: item[1]))
+class Forest:
+    """Margins, (settings, rows), learned at ``inputs``, (settings, measures), and forecast elsewhere.
 
-
-def _weights(evidence: Evidence, measures: Measures) -> dict[str, float]:
-    near = dict(list(_distances(evidence.places, measures).items())[:NEAREST])
-    width = max(float(np.median(evidence.to_nearest)), 1e-9)
-    least = min(near.values())
-    # relative to the nearest, so that far away the weights do not all vanish
-    return {setting: math.exp(-(distance**2 - least**2) / (2 * width**2)) for setting, distance in near.items()}
-
-
-@lru_cache(maxsize=1)
-def _left_out(evidence: Evidence, baseline: str, constraints: Constraints) -> dict[str, tuple[Evidence, Choice]]:
-    """Setting -> the evidence without it, and the first choice there by this evidence."""
-    left_out = {}
-    for setting, measures in evidence.places.items():
-        rest = evidence.without(setting)
-        try:
-            left_out[setting] = rest, _ranked(rest, measures, baseline, constraints)[0]
-        except FedbenchError:
-            continue
-    return left_out
-
-
-@lru_cache(maxsize=256)
-def _misses(evidence: Evidence, other: str, baseline: str, constraints: Constraints) -> list[float]:
-    """Errors, in spreads, of the first row's margin over ``other`` in settings left out in which it is another row."""
-    misses, score = [], constraints.needs
-    for setting, (rest, first) in _left_out(evidence, baseline, constraints).items():
-        if first.label == other:
-            continue
-        margin, spread = _margin(rest, evidence.places[setting], first.row, other, score)
-        miss = abs(true_margins(evidence, setting, other, score, {first.row})[first.row] - margin) / spread
-        if not math.isnan(miss):
-            misses.append(miss)
-    return sorted(misses)
-
-
-def _half_width(
-    evidence: Evidence, measures: Measures, row: str, other: str, baseline: str, constraints: Constraints
-) -> float:
-    """Half the width of the interval of a row's margin over ``other``; infinite for too few misses or common seeds."""
-    misses = _misses(evidence, other, baseline, constraints)
-    rank = math.ceil(LEVEL * (len(misses) + 1))
-    _, spread = _margin(evidence, measures, row, other, constraints.needs)
-    if rank > len(misses) or math.isnan(spread):
-        return math.inf
-    return float(misses[rank - 1]) * spread
-
-
-def _margin(evidence: Evidence, measures: Measures, row: str, baseline: str, score: str) -> tuple[float, float]:
-    """A row's expected margin and its spread: the root mean square deviation of single seeds' margins from it.
-
-    More seeds do not narrow the spread. Seeds are paired, and settings are weighted as in scores. NaN without common
-    seeds.
+    Regression trees with random splits (Geurts et al., 2006), one forest for all rows that were run in the same
+    settings. A row that was run in fewer than two is not forecast.
     """
-    weights = _weights(evidence, measures)
-    runs = evidence.runs[evidence.runs["setting"].isin(weights)]
-    own, base = (
-        runs[chosen].groupby(["setting", "seed"])[score].mean()
-        for chosen in (runs["row"] == row, runs["label"] == baseline)
-    )
-    margins = (own - base).dropna()
-    if margins.empty:
-        return math.nan, math.nan
-    setting = margins.index.get_level_values("setting")
-    shares = setting.map(weights).to_numpy() / setting.value_counts()[setting].to_numpy()
-    mean = float(np.average(margins, weights=shares))
-    return mean, max(LEAST_SPREAD, math.sqrt(float(np.average((margins - mean) ** 2, weights=shares))))
 
+    def __init__(self, inputs: pd.DataFrame, margins: pd.DataFrame) -> None:
+        from sklearn.ensemble import ExtraTreesRegressor  # takes a second to import
 
-def true_margins(
-    evidence: Evidence, setting: str, baseline: str, needs: str, rows: Collection[str]
-) -> dict[str, float]:
-    """Row -> its measured margin over the baseline in a setting."""
-    runs = evidence.runs[evidence.runs["setting"] == setting]
-    base = runs.loc[runs["label"] == baseline, needs].mean()
-    return {row: float(runs.loc[runs["row"] == row, needs].mean() - base) for row in rows}
+        self._fitted: list[tuple[list[str], ExtraTreesRegressor]] = []
+        known = margins.notna()
+        for _, alike in known.T.groupby(list(known.index), sort=False):
+            rows = list(alike.index)
+            at = known[rows[0]]
+            if at.sum() >= 2:
+                trees = ExtraTreesRegressor(300, min_samples_leaf=2, random_state=0)
+                targets = margins.loc[at, rows].to_numpy()
+                self._fitted.append((rows, trees.fit(inputs[at], targets if len(rows) > 1 else targets[:, 0])))
+
+    def __call__(self, places: pd.DataFrame) -> pd.DataFrame:
+        """The forecast margins at ``places``, (n, measures): (n, rows)."""
+        found: dict[str, NDArray[np.float64]] = {}
+        for rows, trees in self._fitted:
+            found |= dict(zip(rows, trees.predict(places).reshape(len(places), -1).T, strict=True))
+        return pd.DataFrame(found, places.index)
 
 
 def interval_shown(margin: float, half_width: float) -> str:
@@ -244,19 +233,25 @@ def interval_shown(margin: float, half_width: float) -> str:
     return f"{max(margin - half_width, -100.0):+.1f} to {min(margin + half_width, 100.0):+.1f}"
 
 
-def doubts(advice: Advice) -> Iterator[str]:
-    """What the evidence does not decide here, a sentence each."""
-    first, *others = advice.choices
-    close = [other.label for other in others if first.score - other.score <= other.half_width]
-    if close:
-        yield f"{first.label} can't be told from {' and '.join(close)} by this evidence."
-    if math.isfinite(first.half_width) and first.margin - first.half_width <= 0:
-        yield f"That {first.label} beats {advice.baseline} here is not certain: the interval holds zero."
+def caveats(advice: Advice) -> Iterator[str]:
+    """How many rows to try and why, and what the evidence does not decide here, a sentence each."""
+    of = "data sets" if advice.is_new_data else "settings"
+    if advice.enough is None:
+        yield f"There are too few measured {of} to say how many rows to try, and how far forecasts are off."
+    else:
+        first = "the first row" if advice.enough == 1 else f"one of the first {advice.enough}"
+        yield (
+            f"In {RATE:.0%} of the measured settings, forecast by other {of}, {first} was within {NEAR:g} point of the "
+            "best of all rows."
+        )
+    best = advice.choices[0]
+    if best.margin - best.half_width <= 0:
+        yield f"That {best.row} beats {advice.baseline} here is not certain: its interval holds zero."
     if advice.is_far:
         yield (
             f"Far from all that is measured: the nearest setting is {min(advice.nearest.values()):.1f} steps away, and "
-            f"no two neighbours on the map are further apart than {advice.usual:.1f}. The interval does not cover "
-            "this: measure it by fedbench advise --run."
+            f"no two neighbours on the map are further apart than {advice.usual:.1f}. The intervals do not cover this: "
+            "measure it by fedbench advise --run."
         )
 
 
@@ -269,34 +264,33 @@ _EMBEDDED_CLASSES = (10, 20)
 def write_replay(
     runs: pd.DataFrame,
     rows: Collection[str],
-    baseline: str,
     counts: pd.DataFrame,
     participation: float,
     dataset: str,
+    backbone: str,
     folder: Path,
 ) -> Path:
-    """Write the counts as a partition and a suite of ``rows`` and the ``baseline``; the suite's file.
+    """Write the counts as a partition and a suite of ``rows``, the first the baseline; the suite's file.
 
-    ``runs`` are the evidence, which names the suite that the rows' settings are of. The classes of another data set
-    than the user's stand for theirs, the most frequent for the most frequent. FedbenchError where these are too many.
+    ``runs`` are the evidence, which names the suite that the rows' settings are of. Without a ``dataset`` classes of
+    the embedded data stand for the user's, the most frequent for the most frequent; FedbenchError for too many.
     """
     suite = load_suite(str(runs["suite"].iloc[0]))
-    labels = [baseline, *(runs.loc[runs["row"] == row, "label"].iloc[0] for row in rows)]
-    chosen = [_row_called(suite, label) for label in dict.fromkeys(labels)]
+    chosen = [_row_called(suite, row) for row in dict.fromkeys(rows)]
     scenario = {"preset": suite.scenario} if isinstance(suite.scenario, str) else dict(suite.scenario)
     scenario = {name: value for name, value in scenario.items() if name not in _FROM_COUNTS}
     folder = usable_folder(folder, "--output")
-    data, file = dataset or _data_for(counts, suite.dataset), folder / COUNTS
+    file = folder / COUNTS
     content: dict[str, Any] = {
         "name": "advised",
-        "description": f"a federation's own counts, with the shortlist of suite {suite.name}",
-        "dataset": data,
-        "backbone": suite.backbone,
+        "description": f"a federation's own counts, with rows of suite {suite.name}",
+        "dataset": dataset or _data_for(counts),
+        "backbone": backbone or suite.backbone,
         "scenario": scenario
         | {"imbalance": "none", "partition": f"table:{file.resolve()}", "participation": participation},
         "training": dict(suite.training),
         "seeds": list(suite.seeds),
-        "baseline": baseline,
+        "baseline": chosen[0].label or chosen[0].method,
         "rows": [_row(row) for row in chosen],
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -322,20 +316,18 @@ def _row(row: Row) -> dict[str, Any]:
     return {"method": row.method} | ({"label": row.label} if row.label else {}) | ({"set": row.set} if row.set else {})
 
 
-def _data_for(counts: pd.DataFrame, dataset: str) -> str:
+def _data_for(counts: pd.DataFrame) -> str:
     """The embedded data with as many classes, and enough samples of each for the largest class.
 
     With fewer classes than the data's, models would be tested on classes that no client holds.
     """
-    name, count = dataset.partition("?")[0], counts.shape[1]
-    if name != "embedded":
-        raise FedbenchError(f"the evidence is on {dataset!r}; name the data to take samples of by --dataset.")
+    count = counts.shape[1]
     if count not in _EMBEDDED_CLASSES:
         raise FedbenchError(
             f"the embedded data have {' or '.join(map(str, _EMBEDDED_CLASSES))} classes, these counts {count}; give "
             "data with your classes by --dataset."
         )
-    return f"{name}?classes={count}&train={count * int(counts.sum().max())}"
+    return f"embedded?classes={count}&train={count * int(counts.sum().max())}"
 
 
 def _renamed(counts: pd.DataFrame) -> pd.DataFrame:

@@ -6,6 +6,7 @@ Measures tell federations apart. They are of counts (clients x classes) and of t
 from __future__ import annotations
 
 import io
+import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -34,6 +35,7 @@ UNITS: Mapping[str, float] = {
     "clients": 0.5,
     "samples": 0.5,
     "participation": 0.4,
+    "domains": 0.5,
 }
 """The difference in each measure that counts as one step."""
 WORDS: Mapping[str, str] = {
@@ -44,6 +46,7 @@ WORDS: Mapping[str, str] = {
     "clients": "clients, log10",
     "samples": "samples of a client, log10",
     "participation": "share of clients in a round",
+    "domains": "a domain of its own at every client",
 }
 
 
@@ -61,6 +64,8 @@ class Measures:
     clients: float
     samples: float
     participation: float
+    domains: float = 0.0
+    """1 where every client has samples of one of several domains, else 0."""
 
     def steps_to(self, other: Measures) -> float:
         """The Euclidean distance in units of `UNITS`."""
@@ -68,7 +73,7 @@ class Measures:
         return float(np.linalg.norm(steps))
 
 
-def measures_of(counts: IntArray, participation: float) -> Measures:
+def measures_of(counts: IntArray, participation: float, *, has_domains: bool = False) -> Measures:
     """The measures of ``counts`` (clients, classes), int64; ``participation`` in 0..1.
 
     A class that nobody holds counts as one of half a sample. FedbenchError if a client holds nothing.
@@ -82,6 +87,7 @@ def measures_of(counts: IntArray, participation: float) -> Measures:
         clients=float(np.log10(len(counts))),
         samples=float(np.log10(sizes.mean())),
         participation=participation,
+        domains=float(has_domains),
     )
 
 
@@ -131,7 +137,7 @@ GLOBAL, PERSONAL = "global", "personal"
 """The models that the user needs: one for all clients, or each client's own."""
 _SCORES = {GLOBAL: "global_accuracy", PERSONAL: "personal_mean_client_accuracy"}
 _COLUMNS = ("suite", "setting", "seed", "row", "label", "method", "backbone", "dataset", "run_id", "commit")
-_NUMBERS = ("megabytes", *_SCORES)
+_NUMBERS = ("megabytes", "seconds", *_SCORES)
 _WHAT = ("server_data",)
 """Column: the server data that a method reads."""
 SHIPPED = "evidence.csv.gz"
@@ -156,10 +162,6 @@ class Evidence:
         places = self.places.items()
         return [min(here.steps_to(there) for other, there in places if other != name) for name, here in places]
 
-    def without(self, setting: str) -> Evidence:
-        """The evidence without one setting."""
-        return Evidence(self.runs[self.runs["setting"] != setting])
-
 
 def evidence_of(uri: str, results: pd.DataFrame) -> Evidence:
     """The evidence of finished runs in the store at ``uri``. FedbenchError where no federation is recorded."""
@@ -172,7 +174,9 @@ def evidence_of(uri: str, results: pd.DataFrame) -> Evidence:
             federation = federations[run["mlflow_id"]]
             counts = np.asarray(federation["class_counts"], dtype=np.int64)
             counts = counts[counts.sum(axis=1) > 0]
-            measured = measures_of(counts, run["cohort_size"] / run["num_clients"])
+            partition = json.loads(run["scenario_settings"]).get("partition", "")
+            share = run["cohort_size"] / run["num_clients"]
+            measured = measures_of(counts, share, has_domains=partition.partition("?")[0] == "domain")
             # the counts are those of the first clients only where the number of all stands beside them
             clients = float(np.log10(federation.get("clients", len(counts))))
             measures[run["setting"], run["seed"]] = replace(measured, clients=clients)
@@ -190,7 +194,8 @@ def evidence_of(uri: str, results: pd.DataFrame) -> Evidence:
         line = {name: run[name] for name in _COLUMNS if name != "label"}
         untuned = run["row"].replace(", tuned)", ")").replace(" (tuned)", "")
         line["label"] = untuned.replace(f" · {run['backbone']}", "", 1)
-        lines.append(line | scores | what | {"megabytes": sent / MEGA} | asdict(measures[run["setting"], run["seed"]]))
+        costs = {"megabytes": sent / MEGA, "seconds": run.get(f"{FINAL}train_seconds", np.nan)}
+        lines.append(line | scores | what | costs | asdict(measures[run["setting"], run["seed"]]))
     order = [*_COLUMNS, *_NUMBERS, *_WHAT, *(field.name for field in fields(Measures))]
     return Evidence(pd.DataFrame(lines)[order])
 
@@ -213,7 +218,7 @@ def read_evidence(file: Path | None) -> Evidence:
     if lacking:
         raise FedbenchError(f"{str(source)!r} is no evidence: it lacks the columns {', '.join(lacking)}.")
     runs["server_data"] = runs["server_data"].fillna("")
-    measured = runs[["megabytes", *(field.name for field in fields(Measures))]]
+    measured = runs[["megabytes", "seconds", *(field.name for field in fields(Measures))]]
     numbers = [*measured.dtypes, *runs[list(_SCORES)].dtypes]
     if runs.empty or not all(map(is_numeric_dtype, numbers)) or measured.isna().to_numpy().any():
         needed = ", ".join([*map(str, measured), *_SCORES])

@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import inf, log10
+from dataclasses import dataclass
+from itertools import product
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from fedbench.core.errors import FedbenchError
+from fedbench.core.randomness import numpy_generator
+from fedbench.core.scenario import Scenario
 from fedbench.core.spec import stack_names
-from fedbench.core.wording import NONE, counted
-from fedbench_boards.advice.advising import advise, doubts, interval_shown
-from fedbench_boards.advice.evidence import SHIPPED, Evidence, Measures, read_evidence
+from fedbench.core.wording import counted
+from fedbench.kinds.kinds import PartitionTask, Samples
+from fedbench.scenarios.build import partition_of
+from fedbench.scenarios.partitions.parts import IntArray
+from fedbench_boards.advice.advising import Forecaster, caveats, interval_shown
+from fedbench_boards.advice.evidence import SHIPPED, Measures, measures_of, read_evidence
 from fedbench_boards.site.folders import PICTURES, BoardLine, BoardTable, ResultsOf, is_own, own_text
 from fedbench_boards.site.text import slug
 
 MOST_SHOWN = 8
-"""The most rows of advice; the first ones are the shortlist of `fedbench advise`."""
-_SIZES = (5, 100, 1000)
-"""Numbers of clients to choose from, beside that of the map."""
-_AXES = {
-    "dirichlet alpha": "Label skew (Dirichlet α, small is strong)",
-    "imbalance factor": "Long tail (largest class over smallest)",
+"""The most rows of advice; the first ones are those of `fedbench advise`."""
+_SKEWS: Mapping[str, Mapping[str, Any]] = {
+    "none": {"partition": "iid"},
+    "weak (Dirichlet 0.5)": {"partition": "dirichlet", "dirichlet_alpha": 0.5},
+    "strong (Dirichlet 0.1)": {"partition": "dirichlet", "dirichlet_alpha": 0.1},
+    "very strong (Dirichlet 0.02)": {"partition": "dirichlet", "dirichlet_alpha": 0.02},
+    "two classes a client": {"partition": "shards"},
 }
+_TAILS, _CLIENTS, _SHARES = (1, 10, 100), (5, 20, 100, 1000), {"10 %": 0.1, "40 %": 0.4, "all": 1.0}
+_CLASSES, _SAMPLES = 10, 1000
+"""Classes, and samples of the largest one, of the federations to choose from."""
+_DEFAULT = ("strong (Dirichlet 0.1)", 10, 20, "40 %")
 
 
 def front_pictures(results: Path) -> list[tuple[Path, str]]:
@@ -55,48 +68,53 @@ def what_to_try(folders: Sequence[ResultsOf]) -> WhatToTry | None:
     if not maps:
         return None
     evidence, results = max(maps, key=lambda pair: len(pair[0].places))
-    at = {setting: dict(part.partition("=")[::2] for part in setting.split(", ")) for setting in evidence.places}
-    if len({tuple(values) for values in at.values()}) > 1:
-        at = {setting: {"Setting": setting} for setting in at}  # names that are no axes and values
-    middle = list(at.values())[len(at) // 2]
-    picks = {_AXES.get(axis, axis): list(dict.fromkeys(values[axis] for values in at.values())) for axis in middle}
-    default = list(middle.values())
-    own = {round(10**measures.clients) for measures in evidence.places.values()}
-    sizes = sorted({*own, *_SIZES}) if len(own) == 1 else []  # else the map itself varies them
-    if sizes:
-        picks["Clients"] = [str(size) for size in sizes]
-        default += map(str, own)
+    picks = {
+        "Label skew": [*_SKEWS],
+        "Largest class over smallest": [*map(str, _TAILS)],
+        "Clients": [*map(str, _CLIENTS)],
+        "Of them in a round": [*_SHARES],
+    }
+    forecaster = Forecaster(evidence, results.tables[0].baseline)
     answers = {}
-    for setting, measures in evidence.places.items():
-        for size in sizes or [round(10**measures.clients)]:
-            here = measures if size in own else replace(measures, clients=log10(size))
-            chosen = [*at[setting].values(), *([str(size)] if sizes else [])]
-            answers["|".join(chosen)] = _answer(evidence, here, results.tables[0].baseline)
-    if not answers["|".join(default)]["rows"]:
+    try:
+        for skew, tail, clients in product(_SKEWS, _TAILS, _CLIENTS):
+            counts = _counts(Scenario(clients=clients, dirichlet_scheme="clientwise", **_SKEWS[skew]), tail)
+            for share, part in _SHARES.items():
+                answer = {"rows": [], "said": "So many clients can't be dealt so few samples."}
+                if counts is not None:
+                    answer = _answer(forecaster, measures_of(counts, max(part, 1 / clients)))
+                answers["|".join((skew, str(tail), str(clients), share))] = answer
+    except FedbenchError:  # too few settings for advice
         return None
     stacks = evidence.runs.drop_duplicates("label").set_index("label")["method"].map(stack_names)
     pages = {str(label): f"methods/{slug(stack[0])}.html" for label, stack in stacks.items()}
-    return WhatToTry(results, picks, default, answers, pages)
+    return WhatToTry(results, picks, [*map(str, _DEFAULT)], answers, pages)
 
 
-def _answer(evidence: Evidence, measures: Measures, baseline: str) -> dict[str, Any]:
-    """The advice for a federation, as texts; without rows where there can be none."""
+def _counts(scenario: Scenario, tail: int) -> IntArray | None:
+    """Counts (clients, classes) of a federation with this ratio of largest to smallest class; None for too few."""
+    sizes = [int(_SAMPLES * tail ** (-number / (_CLASSES - 1))) for number in range(_CLASSES)]
+    labels, none = np.repeat(np.arange(_CLASSES), sizes), np.arange(0)
+    partition, _ = partition_of(scenario)
+    names = [*map(str, range(_CLASSES))]
+    task = PartitionTask(Samples(labels), Samples(none), None, names, (), (), scenario, numpy_generator(0, "partition"))
     try:
-        advice = advise(evidence, measures, baseline, most=MOST_SHOWN)
-    except FedbenchError as error:
-        return {"rows": [], "said": str(error)}
+        clients: Any = partition.clients(task)
+    except FedbenchError:
+        return None
+    return np.stack([np.bincount(labels[own], minlength=_CLASSES) for own in clients])
+
+
+def _answer(forecaster: Forecaster, measures: Measures) -> dict[str, Any]:
+    """The advice for a federation, as texts."""
+    advice = forecaster.advise(measures)
     nearest, steps = next(iter(advice.nearest.items()))
-    clients = counted(round(10 ** evidence.places[nearest].clients), "client")
-    rows: list[list[str]] = []
-    for choice in advice.choices:
-        lead = advice.choices[0].score - choice.score
-        # the first choice has the interval of its margin, others that of the first one's lead
-        interval = interval_shown(lead if rows else choice.margin, choice.half_width)
-        intervals = ["", f"{lead:.1f}", interval] if rows else [interval, NONE, ""]
-        numbers = [f"{choice.score:.1f}", f"{choice.margin:+.1f}", *intervals, f"{choice.megabytes:.3g}"]
-        rows.append([choice.label, *numbers])
-    near = f"Nearest measured setting: {nearest}, {clients}; {steps:.1f} steps away."
-    return {"rows": rows, "said": " ".join([near, *doubts(advice)])}
+    rows = [
+        [one.row, f"{one.margin:+.1f}", interval_shown(one.margin, one.half_width), f"{one.megabytes:.3g}"]
+        for one in advice.choices[: max(MOST_SHOWN, len(advice.to_try))]
+    ]
+    near = f"Nearest measured setting: {nearest}; {steps:.1f} steps away."
+    return {"rows": rows, "said": " ".join([*caveats(advice), near])}
 
 
 _KINDS = {

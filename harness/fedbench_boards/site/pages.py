@@ -167,8 +167,6 @@ def _parameters(description: Description) -> list[dict[str, str]]:
 LISTING = ".fedbench-site"
 """Name of the list of written pages, a path per line. The next site removes those that it no longer has, and nothing
 else."""
-ACROSS = ("winners", "critical-differences")
-"""Figures of a suite over axes that the first page shows."""
 _REMEDY = "choose another --site"
 
 
@@ -230,14 +228,12 @@ class _Site:
             front.append((quote(place), words))
             if not self.beside:
                 self._write(place, file.read_bytes())
-        across = []
         for results in self.folders:
             if not self.beside and results.page:
                 self._write(f"suites/{results.slug}/board.html", results.page.encode())
             for file in () if self.beside else results.figures:
                 self._write(self._figure(results, file), file.read_bytes())
             figures = {file.stem: quote(self._figure(results, file)) for file in results.figures}
-            across += [(results, name, place) for name, place in figures.items() if name in ACROSS]
             seen = dict.fromkeys(sentence for table in results.tables for sentence in seen_in(table))
             told = findings(results.findings, partial(self._target, results)) if results.findings else Markup()
             # what the text shows stands there already
@@ -257,7 +253,6 @@ class _Site:
             methods=self.methods,
             data=self.data,
             front=front,
-            across=across,
             entries=entries,
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,13 +25,10 @@ from fedbench.cli.options import (
 )
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
-from fedbench.core.wording import NONE
 from fedbench.tracking.databases import masked
 from fedbench.workflow.console import resumable, say, show_table
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from fedbench.suites.suite import Suite
     from fedbench_boards.advice.advising import Advice
 
@@ -218,28 +214,36 @@ def advise(
         str, typer.Option(metavar="MODEL", help="global: one for all; personal: each client's own.")
     ] = "global",
     max_mb: Annotated[
-        float | None, typer.Option(metavar="MB", help="Sent both ways by all clients in the run.", callback=finite)
+        float | None, typer.Option(metavar="MB", help="Sent both ways by all clients in a run.", callback=finite)
     ] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="To train a run of the map, on one core.", callback=finite)
+    ] = None,
+    domains: Annotated[
+        bool, typer.Option("--domains", help="Every client has a domain: its own camera, hospital or style.")
+    ] = False,
     evidence: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="evidence.csv.gz of fedbench map; else what ships with it."),
     ] = None,
     baseline: Annotated[str, typer.Option(metavar="ROW", help="What margins are over.")] = "fedavg",
     run: Annotated[
-        bool, typer.Option("--run", help="Run the shortlist and the baseline on exactly these counts.")
+        bool, typer.Option("--run", help="Run the rows to try and the baseline on exactly these counts.")
     ] = False,
     dataset: Annotated[str, typer.Option(metavar="NAME", help="What --run takes samples of.")] = "",
+    backbone: Annotated[str, typer.Option(metavar="NAME", help="What --run runs on.")] = "",
     seed: Seed = None,
+    store: Store = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where --run writes the suite and the counts.")
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where --run writes suite, counts and leaderboard.")
     ] = Path("advice"),
 ) -> None:
-    """Advise which methods to try: what led in the nearest measured settings, by how much, and how far that carries.
+    """Advise which methods to try, by how much they may lead, and how far that is to be trusted.
 
-    The federation is measured (skew, imbalance, sizes, participation) and placed among the settings of fedbench map.
+    The federation is measured (skew, imbalance, sizes, participation, domains), and every method's lead is forecast
+    from the settings of fedbench map. --run tries them on the federation's own counts, each at its best rate.
     """
-    from fedbench_boards.advice.advising import Constraints, write_replay
-    from fedbench_boards.advice.advising import advise as advised
+    from fedbench_boards.advice.advising import Constraints, Forecaster, caveats, write_replay
     from fedbench_boards.advice.evidence import GLOBAL, PERSONAL, measures_of, read_counts, read_evidence
 
     if needs not in (GLOBAL, PERSONAL):
@@ -247,20 +251,26 @@ def advise(
     if participation == 0:
         raise FedbenchError("--participation 0: somebody must train.")
     clients, known = read_counts(counts), read_evidence(evidence)
-    wanted = Constraints(needs, math.inf if max_mb is None else max_mb)
-    found = advised(known, measures_of(clients.to_numpy(), participation), baseline, wanted)
+    wanted = Constraints(needs, *(math.inf if most is None else most for most in (max_mb, max_seconds)))
+    measures = measures_of(clients.to_numpy(), participation, has_domains=domains)
+    found = Forecaster(known, baseline, needs).advise(measures, wanted)
     _show(found)
-    for sentence in _caveats(found, known.runs, is_personal=needs == PERSONAL):
+    for sentence in caveats(found):
         say(sentence)
+    data, backbones = (", ".join(sorted(set(known.runs[of]))) for of in ("dataset", "backbone"))
+    say(f"It rests on {len(known.runs):,} runs on {data}, with {backbones}: neither your data nor your backbone.")
+    if needs == PERSONAL:
+        say("Scores are means over clients by their own models, or by the global one where a row has none.")
     if run:
-        rows = [choice.row for choice in found.choices]
-        suite = write_replay(known.runs, rows, baseline, clients, participation, dataset, output)
-        say(f"the suite {suite} has these counts and the shortlist")
-        raise typer.Exit(step(ctx, "run", "--suite", str(suite), *given("--seed", seed)))
+        rows = [baseline, *(choice.row for choice in found.to_try)]
+        suite = write_replay(known.runs, rows, clients, participation, dataset, backbone, output)
+        say(f"the suite {suite} has these counts and the rows to try")
+        options = [*given("--seed", seed), *given("--store", store)]
+        raise typer.Exit(step(ctx, "map", "--suite", str(suite), "--output", str(output), *options))
 
 
 def _show(found: Advice) -> None:
-    from fedbench_boards.advice.advising import LEVEL, interval_shown
+    from fedbench_boards.advice.advising import RATE, interval_shown
     from fedbench_boards.advice.evidence import WORDS
 
     measures = [(WORDS[name], f"{value:.2f}") for name, value in asdict(found.measures).items()]
@@ -270,35 +280,9 @@ def _show(found: Advice) -> None:
     show_table(near, "nearest measured settings", "steps away", right=("steps away",))
     say("")
     rows = []
-    for choice in found.choices:
-        # others' are of another margin
-        interval = interval_shown(choice.margin, choice.half_width) if choice is found.choices[0] else NONE
-        scores = (f"{choice.score:.1f}", f"{choice.margin:+.1f}", interval)
-        rows.append((choice.label, *scores, f"{choice.megabytes:.3g}", len(choice.runs)))
-    numbers = ("expected %", f"over {found.baseline}", f"{LEVEL:.0%} of errors", "MB", "runs")
+    for choice in found.to_try:
+        interval = interval_shown(choice.margin, choice.half_width)
+        rows.append((choice.row, f"{choice.margin:+.1f}", interval, f"{choice.megabytes:.3g}", f"{choice.seconds:.2g}"))
+    numbers = (f"over {found.baseline}", f"{RATE:.0%} interval", "MB", "seconds")
     show_table(rows, "try", *numbers, right=numbers)
     say("")
-
-
-def _caveats(found: Advice, runs: pd.DataFrame, *, is_personal: bool) -> Iterator[str]:
-    """How the advice knows, and what it does not know."""
-    from fedbench_boards.advice.advising import LEVEL, doubts
-
-    first = found.choices[0]
-    suites, data, backbones = (", ".join(sorted(set(runs[of]))) for of in ("suite", "dataset", "backbone"))
-    more = " and others" if len(first.runs) > 6 else ""
-    yield (
-        f"How it knows: {len(runs):,} runs of suite {suites} on {data} with {backbones}; the first choice rests on "
-        f"runs {', '.join(first.runs[:6])}{more}."
-    )
-    if math.isfinite(first.half_width):
-        yield (
-            f"Errors: left out in turn, {LEVEL:.0%} of the measured settings were missed by no more than this, scaled "
-            "to how far seeds and neighbouring settings disagree here. So it was on the map; here it is no guarantee."
-        )
-    else:
-        yield "There are too few measured settings, or seeds in common, to say how far this is off."
-    yield "What it does not know: your data and your backbone. Accuracies will differ; margins may."
-    yield from doubts(found)
-    if is_personal:
-        yield "Scores are means over clients by their own models, or by the global one where a row has none."

@@ -271,9 +271,8 @@ def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec], command: 
     board = leaderboard(suite, finished, curves, published, failed=failed)
     console().print(render_terminal(board))
     if command:
-        # the map is of all runs, and these are those asked for
-        without_map = suite.model_copy(update={"name": asked, "axes": {}})
-        _record(ReadResults(without_map, stored, finished, curves, board), uri, command)
+        named = suite.model_copy(update={"name": asked})
+        _record(ReadResults(named, stored, finished, curves, board), uri, command)
     return len(finished) < len(stored.finished)
 
 

@@ -1,12 +1,11 @@
 """The content of a board's page for its template: sections with tables and charts, an overview, how to make it again.
 
-Parts over all settings are rows by mean rank, critical differences, and the map of a suite with axes.
+Parts over all settings are rows by mean rank and critical differences.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +14,9 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from fedbench.core.wording import NONE, heading
+from fedbench.core.wording import NONE
 from fedbench.plugins.provenance import versions
-from fedbench_boards.leaderboard.across import MOST_AXES, NEAR, Map, Place, Square, across_table, labels_of, map_of
+from fedbench_boards.leaderboard.across import across_table, critical_differences, labels_of
 from fedbench_boards.leaderboard.model import Board, Line
 from fedbench_boards.leaderboard.page.sections import MOST_CURVES, Section, section_of, sentence
 from fedbench_boards.leaderboard.page.svg import shapes, swatch
@@ -35,35 +34,6 @@ class OverviewRow:
     """The backbone; "" where all rows have the same one."""
     sign: Markup
     cells: list[Cell]
-
-
-@dataclass(frozen=True)
-class MapView:
-    """One way to look at the map: rows of places, the last value of the second axis first."""
-
-    name: str
-    read: str
-    rows: list[tuple[str, list[MapCell]]]
-
-
-@dataclass(frozen=True)
-class MapCell:
-    """A place on the map: ``anchor`` is its table, ``shade`` from 0 to 1, "" for none."""
-
-    anchor: str
-    square: Square
-    shade: str
-    sign: Markup
-
-
-@dataclass(frozen=True)
-class MapSection:
-    """The map, with the names and values of its axes."""
-
-    across: str
-    down: str
-    columns: Sequence[str]
-    views: list[MapView]
 
 
 @dataclass(frozen=True)
@@ -86,7 +56,6 @@ class Page:
     sections: list[Section]
     overview: list[OverviewRow]
     ranking: Ranking | None
-    map: MapSection | None
     settings: list[str]
     has_tuned_and_default: bool
     """Whether there are both tuned rows and rows with default parameters."""
@@ -115,8 +84,6 @@ def page_of(read: ReadResults, federations: Mapping[str, Mapping[str, Any]], com
         for number, (title, table) in enumerate(zip(_titles(board), board.tables, strict=True), start=1)
     ]
     settings = _settings(board.lines)
-    is_map = 1 <= len(suite.axes) <= MOST_AXES and board.tables
-    anchors = {id(table): section.anchor for table, section in zip(board.tables, sections, strict=True)}
     return Page(
         suite=suite.name,
         # a number and its percent sign stay on one line
@@ -125,7 +92,6 @@ def page_of(read: ReadResults, federations: Mapping[str, Mapping[str, Any]], com
         sections=sections,
         overview=_overview(sections, board, styles) if len(sections) > 1 else [],
         ranking=_ranking(board, styles),
-        map=_map_section(map_of(suite, board, read.curves), anchors, styles) if is_map else None,
         settings=settings if len(settings) > 1 else [],
         has_tuned_and_default=len({line.tuned for line in board.lines}) > 1,
         command=command,
@@ -196,7 +162,6 @@ def _ranking(board: Board, styles: Mapping[str, int]) -> Ranking | None:
 
 
 def _diagram(board: Board) -> Markup:
-    from fedbench_boards.leaderboard.across_figures import critical_differences
     from fedbench_boards.leaderboard.drawing import style
 
     assert board.across is not None
@@ -210,64 +175,6 @@ def _diagram(board: Board) -> Markup:
     drawn = re.sub(r"<!--.*?-->|(?<=>)\s+", "", drawn)
     drawn = re.sub(r'xlink:href="([^"]+)" transform="translate\(([\d.]+) 0\)"', r'href="\1" x="\2"', drawn)
     return Markup(re.sub(r'(<svg [^>]*?)width="[^"]*" height="[^"]*"|(<svg )height="[^"]*"', r"\1\2", drawn, count=1))
-
-
-_View = tuple[str, str, Mapping[Place, Square], tuple[float, float] | None]
-"""Name of a view of the map, how to read it, its squares, and the values of the palest and of the strongest shade."""
-
-
-def _map_section(map_: Map, of_tables: Mapping[int, str], styles: Mapping[str, int]) -> MapSection:
-    """The map's views; ``of_tables`` are the anchors of tables by their `id`, ``styles`` the numbers of rows' signs."""
-    metric = heading(map_.headline)
-    tied = "Hatched: others can't be told from it by their seeds."
-    views: list[_View] = [("who leads", f"The best mean {metric} of every place. {tied}", map_.leaders(), None)]
-    for row in (map_.zero_shot(), map_.base()):
-        if row is not None:
-            read = f"The leader's {metric} minus that of {map_.labels[row]}, in points. * p < 0.05, Holm over places; "
-            read += "that the leader was chosen by the same seeds is not corrected for."
-            leads = map_.leads_over(row)
-            most = max((square.value for square in leads.values()), default=0.0)
-            views.append((f"leader minus {map_.labels[row]}", read, leads, (0.0, most)))
-    if map_.costs:
-        read = f"Who first reaches the leader's mean less {NEAR:g} points in every run, and what was sent until then."
-        views.append(("least traffic to come near", read, map_.cheapest(), None))
-    means = {row: map_.means(row) for row in map_.labels}
-    known = [square.value for squares in means.values() for square in squares.values()]
-    for row, label in map_.labels.items():
-        read = f"Mean {metric} of {label}, and its rank; shades are those of all rows."
-        views.append((label, read, means[row], (min(known), max(known)) if known else None))
-    axes = list(map_.axes.items())
-    return MapSection(
-        axes[0][0],
-        axes[1][0] if len(axes) > 1 else "",
-        axes[0][1],
-        [MapView(name, read, _map_rows(map_, squares, ends, of_tables, styles)) for name, read, squares, ends in views],
-    )
-
-
-def _map_rows(
-    map_: Map,
-    squares: Mapping[Place, Square],
-    ends: tuple[float, float] | None,
-    of_tables: Mapping[int, str],
-    styles: Mapping[str, int],
-) -> list[tuple[str, list[MapCell]]]:
-    """The places of one view by line; ``ends`` are the values of the palest and of the strongest shade."""
-
-    def cell(place: Place) -> MapCell:
-        anchor = of_tables[id(map_.tables[place])] if place in map_.tables else ""
-        square = squares.get(place, Square((NONE,)))
-        shade = "" if ends is None or math.isnan(square.value) else _shade(square.value, *ends)
-        return MapCell(anchor, square, shade, swatch(styles[square.row]) if square.row else Markup())
-
-    first, *rest = map_.axes.values()
-    if not rest:
-        return [("", [cell((column,)) for column in first])]
-    return [(line, [cell((column, line)) for column in first]) for line in reversed(rest[0])]
-
-
-def _shade(value: float, low: float, high: float) -> str:
-    return f"{min(max((value - low) / (high - low), 0.0), 1.0):.2f}" if high > low else "0"
 
 
 def _states(results: pd.DataFrame) -> list[tuple[str, list[str]]]:

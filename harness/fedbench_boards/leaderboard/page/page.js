@@ -48,18 +48,6 @@
     name.append(toggle);
   }
 
-  // Of the map's views one is shown.
-  const choose = document.querySelector(".choose");
-  if (choose) {
-    const views = all(document, ".mapped");
-    const show = () => {
-      for (const view of views) view.hidden = view.id !== choose.querySelector("select").value;
-    };
-    choose.hidden = false;
-    choose.addEventListener("input", show);
-    show();
-  }
-
   // Filters hold for the tables with a heading of their own, not for the overview; one without a row left goes away.
   const form = document.querySelector(".filters");
   if (form) {

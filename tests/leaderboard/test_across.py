@@ -1,16 +1,11 @@
-"""A board over its settings: the table of mean ranks, and the map of a suite with axes."""
-
-import math
-from dataclasses import replace
+"""A board over its settings: the table of mean ranks and the diagram of critical differences."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fedbench.core.errors import FedbenchError
 from fedbench.suites.suite import parse_suite
-from fedbench_boards.leaderboard.across import across_settings, across_table, map_of
-from fedbench_boards.leaderboard.across_figures import critical_differences, figures
+from fedbench_boards.leaderboard.across import across_settings, across_table, critical_differences, labels_of
 from fedbench_boards.leaderboard.formats import to_markdown
 from fedbench_boards.leaderboard.model import Board, Line, ScoreCell, Table
 from fedbench_boards.leaderboard.page import write_page
@@ -23,7 +18,6 @@ METRIC = "global_accuracy"
 SUITE = parse_suite(
     """
 name: toy
-axes: {skew: {low: {lr: 1}, high: {lr: 2}}, tail: {"1": {lr_decay: 1}, "10": {lr_decay: 0.5}}}
 rows: [{method: fedavg}, {method: clip-zs}, {method: other}]
 """,
     "toy.yaml",
@@ -82,67 +76,6 @@ def curves(board):
     return pd.DataFrame(rows)
 
 
-@pytest.fixture(scope="module")
-def found(board, curves):
-    return map_of(SUITE, board, curves)
-
-
-def test_leaders_and_who_cannot_be_told_from_them(found):
-    assert {place: found.leader(place).label for place in found.tables} == {
-        ("low", "1"): "other",
-        ("low", "10"): "other",
-        ("high", "1"): "other",
-        ("high", "10"): "clip-zs",
-    }
-    assert [line.label for line in found.tied(("low", "1"))] == ["other", "fedavg"]
-    assert [line.label for line in found.tied(("low", "10"))] == ["other"]
-
-
-def test_margins_are_paired_and_corrected_over_the_places(found):
-    margins = found.margins(found.base())
-    # other minus fedavg at (low, 10): 10 + (0.1, -0.1, 0.2, -0.1)
-    one = margins["low", "10"]
-    gains = 10 + np.array([0.1, -0.1, 0.2, -0.1])
-    assert one.mean == pytest.approx(gains.mean())
-    half = 3.1824463 * gains.std(ddof=1) / 2
-    assert (one.low, one.high) == (pytest.approx(one.mean - half), pytest.approx(one.mean + half))
-    assert one.is_significant and not margins["low", "1"].is_significant
-    assert margins["high", "10"].mean == pytest.approx(50 - 30 - 0.875)
-    over_itself = found.margins(found.zero_shot())["high", "10"]
-    assert over_itself.mean == 0 and math.isnan(over_itself.p_adjusted)
-
-
-def test_the_cheapest_that_comes_near_the_leader(found):
-    # fedavg is within two points of other at (low, 1), a round earlier
-    near = found.costs["low", "1"]
-    assert (found.labels[near.row], near.bytes) == ("fedavg", 1e6)
-    assert near.target == pytest.approx(60.05 + 0.9 - 2)
-    assert (found.labels[found.costs["low", "10"].row], found.costs["low", "10"].bytes) == ("other", 2e6)
-    assert found.costs["high", "10"].bytes == 0
-
-
-def test_a_map_at_a_value_of_an_axis_is_over_the_others(found):
-    along = found.fixed({"tail": "10"})
-    assert list(along.axes) == ["skew"] and along.leader(("high",)).label == "clip-zs"
-    assert along.costs["high",].bytes == 0
-
-
-def test_a_place_ranked_by_another_metric_than_the_suites_is_left_out(board, curves):
-    first, *others = board.tables
-    mixed = Board((replace(first, headline="tail_accuracy"), *others))
-    found = map_of(SUITE, mixed, curves)
-    assert found.headline == METRIC and ("low", "1") not in found.tables and len(found.tables) == 3
-    # where none has the suite's, what they have
-    assert map_of(SUITE, Board(mixed.tables[:1]), curves).headline == "tail_accuracy"
-
-
-def test_a_suite_without_axes_or_results_has_no_map(board, curves):
-    with pytest.raises(FedbenchError, match="has no axes"):
-        map_of(SUITE.model_copy(update={"axes": {}}), board, curves)
-    with pytest.raises(FedbenchError, match="no results of suite 'toy' on its axes"):
-        map_of(SUITE, Board(()), curves)
-
-
 def test_rows_over_all_settings_in_the_order_of_their_mean_ranks(board):
     table = across_table(board)
     assert table.names[0].texts == ["other", "fedavg", "clip-zs"]
@@ -160,34 +93,15 @@ def test_settings_ranked_by_other_metrics_or_means_of_settings_are_not_compared(
     assert len(across_settings(board.tables, ("skew=low, tail=1",), Test.t).ranks) == 3
 
 
-def test_every_figure_is_drawn(found, board):
-    drawn = dict(figures(found))
-    assert list(drawn) == [
-        "winners",
-        "margin-over-zero-shot",
-        "margin-over-baseline",
-        "methods",
-        "cost-to-target",
-        "curves-1",
-        "curves-2",
-    ]
-    words = [text.get_text() for text in drawn["winners"].axes[0].texts]
-    assert "other\n60.9\n= 1 more" in words and "clip-zs\n50.0" in words
-    assert any("fedavg\n1 MB" in text.get_text() for text in drawn["cost-to-target"].axes[0].texts)
-    with pytest.raises(FedbenchError, match="--at AXIS=VALUE"):
-        list(figures(map_of_three_axes(found)))
-    diagram = critical_differences(board.across, found.labels).axes[0]
+def test_the_diagram_of_critical_differences_is_drawn(board):
+    diagram = critical_differences(board.across, labels_of(board)).axes[0]
     assert any("other" in text.get_text() for text in diagram.texts)
     # a bar's points are in their order, not in that of a set
     bars = [line.get_xdata() for line in diagram.lines if line.get_linewidth() == 2.5]
     assert bars and all(list(bar) == sorted(bar) for bar in bars)
 
 
-def map_of_three_axes(found):
-    return replace(found, axes={**found.axes, "third": ("a", "b")})
-
-
-def test_the_page_has_the_map_and_the_ranking(tmp_path, board, curves):
+def test_the_page_has_the_ranking(tmp_path, board, curves):
     results = pd.DataFrame(
         [
             {"row": one.row, "setting": one.setting, "seed": seed, "run_id": run, "mlflow_id": one.mlflow_ids[seed]}
@@ -201,8 +115,6 @@ def test_the_page_has_the_map_and_the_ranking(tmp_path, board, curves):
     read = ReadResults(suite, StoredResults(results, results[:0]), results, curves, board)
     write_page(tmp_path / "index.html", read, {}, "x")
     html = (tmp_path / "index.html").read_text("utf-8")
-    assert html.count('class="mapped"') == 3 + 1 + 3  # leaders, two margins; costs; a view a row
-    assert '<a href="#table-1">' in html and 'class="tied"' in html
     assert "Critical differences" in html and "currentColor" in html
     head, *rows = html[html.index('id="ranking"') :].partition("</table>")[0].split("<tbody>")
     assert [row.count("<td") for row in rows] == [head.count('<th scope="col"') - 1] * 3
