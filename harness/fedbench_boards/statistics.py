@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -129,28 +130,25 @@ Scores = NDArray[np.float64]
 """Scores (rows, seeds), larger is better; NaN where a row lacks a seed."""
 
 
-def tied_ranks(scores: Scores, test: Test = Test.t) -> list[int | None]:
-    """The rank of each row, shared by rows that cannot be told apart: 1, 1, 1, 4, ...
+def rank_intervals(scores: Scores, test: Test = Test.t) -> list[tuple[int, int] | None]:
+    """The ranks, (low, high), that each row may have: 1 is best; None for a row without any score.
 
-    The first group is the row with the best mean and those behind it down to the first whose paired difference from it
-    is significant, by Holm over all rows compared with it. That row begins the next group in the same way: a worse mean
-    never has a better rank, however much it varies. A row without any score has None. Too few seeds tell nothing apart.
-
-    Of rows with independent normal errors the one that is best in truth is in the first group with at least 95 %
-    (`tests.statistics.test_ties` simulates it).
+    Low is one more than the rows that are significantly better than it, high so many less than all as are significantly
+    worse: by paired differences, with Holm's correction over all rows compared with it. So the rank by true means is in
+    the interval with at least 95 % (Mogstad et al., Review of Economic Studies 2024, who take the bootstrap where this
+    takes ``test``, since seeds are few; `tests.statistics.test_ranks` simulates it).
     """
     means = _means(scores)
-    left = [int(row) for row in np.argsort(-means, kind="stable") if not math.isnan(means[row])]
-    ranks: list[int | None] = [None] * len(scores)
-    rank = 1
-    while left:
-        best, *others = left
-        adjusted = holm([p_value(scores[best], scores[other], test) for other in others])
-        end = next((number for number, p in enumerate(adjusted, start=1) if p < ALPHA), len(left))
-        for row in left[:end]:
-            ranks[row] = rank
-        rank, left = rank + end, left[end:]
-    return ranks
+    rows = [row for row in range(len(scores)) if not math.isnan(means[row])]
+    p_values = {(a, b): p_value(scores[a], scores[b], test) for a, b in combinations(rows, 2)}
+    intervals: list[tuple[int, int] | None] = [None] * len(scores)
+    for row in rows:
+        others = [other for other in rows if other != row]
+        adjusted = holm([p_values[min(row, other), max(row, other)] for other in others])
+        told = [other for other, p in zip(others, adjusted, strict=True) if p < ALPHA]
+        better = sum(means[other] > means[row] for other in told)
+        intervals[row] = 1 + better, len(rows) - (len(told) - better)
+    return intervals
 
 
 def probability_best(scores: Scores, seed: int = 0, least: int = LEAST_SEEDS) -> list[float]:
@@ -248,6 +246,16 @@ class Across:
     def mean_ranks(self) -> pd.Series:
         """Mean rank by row, (R,), the best first."""
         return self.ranks.mean().sort_values(kind="stable")
+
+    @property
+    def rank_intervals(self) -> dict[str, tuple[int, int]]:
+        """Row -> the ends of the 95 % interval of its place by mean rank, by the bootstrap over settings."""
+        settings = len(self.ranks)
+        drawn = np.random.default_rng(0).multinomial(settings, np.full(settings, 1 / settings), size=_DRAWS)
+        means = pd.DataFrame(np.round(drawn @ self.ranks.to_numpy() / settings, 9), columns=self.ranks.columns)
+        places = means.rank(axis=1, method="min")
+        ends = places.quantile([ALPHA / 2, 1 - ALPHA / 2], interpolation="nearest")
+        return {str(row): (int(low), int(high)) for row, (low, high) in ends.items()}
 
     @property
     def critical_difference(self) -> float:

@@ -115,15 +115,16 @@ def test_what_to_try_follows_the_choice_by_keyboard_too(visit: Any, site: Path) 
         rows = [" ".join(row).split() for row in answers[key]["rows"]]
         return rows == cells and part.locator(".said").inner_text() == answers[key]["said"]
 
-    assert is_shown("mid|10|10")
-    page.get_by_label("skew").focus()
+    assert is_shown("strong (Dirichlet 0.1)|10|20|40 %")
+    page.get_by_label("Label skew").focus()
     page.keyboard.press("ArrowDown")
-    assert is_shown("high|10|10") and part.locator("tbody a").first.get_attribute("href").startswith("methods/")
-    for key, tail, clients in (("high|50|1000", "50", "1000"), ("high|1|5", "1", "5")):
-        page.get_by_label("tail").select_option(tail)
-        page.get_by_label("Clients").select_option(clients)
-        assert is_shown(key)
-    assert "Far from all that is measured" in answers["high|50|1000"]["said"]
+    assert is_shown("very strong (Dirichlet 0.02)|10|20|40 %")
+    assert part.locator("tbody a").first.get_attribute("href").startswith("methods/")
+    page.get_by_label("Largest class").select_option("1")
+    page.get_by_label("Clients").select_option("1000")
+    page.get_by_label("Of them in a round").select_option("all")
+    last = "very strong (Dirichlet 0.02)|1|1000|all"
+    assert is_shown(last) and "Far from all that is measured" in answers[last]["said"]
 
 
 def test_a_phone_scrolls_tables_not_pages(visit: Any, site: Path) -> None:
@@ -151,7 +152,7 @@ def test_both_themes_are_readable(visit: Any, scheme: str) -> None:
     style = "one => [getComputedStyle(one).color, getComputedStyle(document.body).backgroundColor]"
     pages = {
         "suites/few-shot.html": ("body", ".note", "td a", "dt"),
-        "index.html": ("#try label", "select", "#try small"),
+        "index.html": ("#try label", "select", "#try .note"),
     }
     for page, place in ((visit(name, color_scheme=scheme), place) for name in pages for place in pages[name]):
         text, ground = (luminance(colour) for colour in page.locator(place).first.evaluate(style))

@@ -83,7 +83,8 @@ def _line(line: Mapping[Any, Any]) -> Line:
         one_for_all=bool(_of(line, "one_for_all", False)),
         incomplete=tuple(json.loads(_of(line, "incomplete", "[]"))),
         rank=None if rank is None else int(rank),
-        tied_rank=None if rank is None else int(_of(line, "tied_rank", rank)),
+        rank_low=None if rank is None else int(_of(line, "rank_low", rank)),
+        rank_high=None if rank is None else int(_of(line, "rank_high", rank)),
         p_best=_of(line, "p_best", math.nan),
         whole=bool(_of(line, "whole", True)),
     )

@@ -84,7 +84,7 @@ def test_rows_over_all_settings_in_the_order_of_their_mean_ranks(board):
     assert columns["wins"][0] == "5" and columns["losses"][0] == "2" and columns["ties"][0] == "1"
     text = to_markdown(board)
     assert "all 4 settings · 3 rows that each of them has · 4 seeds that all of them have" in text
-    assert "| 1 | other | 1.50 |" in text and "Friedman's test: p = 0.47, no difference is shown" in text
+    assert "| 1-3 | other | 1.50 |" in text and "Friedman's test: p = 0.47, no difference is shown" in text
 
 
 def test_settings_ranked_by_other_metrics_or_means_of_settings_are_not_compared(board):

@@ -43,7 +43,7 @@ from fedbench_boards.leaderboard.page import write_page
 from fedbench_boards.leaderboard.reading import ReadingOptions, baseline_named, metric_named
 from fedbench_boards.leaderboard.results import _line, load_curves, load_federations, load_results
 from fedbench_boards.leaderboard.rows import DIFFER, is_tracked, ranges, reached
-from fedbench_boards.leaderboard.tables import TIED, in_words, text_tables
+from fedbench_boards.leaderboard.tables import RANKS, in_words, text_tables
 from fedbench_boards.statistics import Test
 from tests.leaderboard.frames import board_of, leaderboard, read_of
 
@@ -291,10 +291,10 @@ def test_markdown_says_under_which_conditions(results: pd.DataFrame) -> None:
     assert table == [
         "| # | method | accuracy | head | tail | Δ fedavg | MB | train s |",
         "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| 1 | fedprox | **65.0 ± 4.0** | 79.0 ± 0.0 | **51.0 ± 1.0** | +2.0 ± 2.5 | 2.00 | 9.0 |",
-        "| 1 | fedavg | 63.0 ± 3.6 | **80.0 ± 0.0** | 41.0 ± 1.0 | – | 2.00 | 9.0 |",
+        "| 1-2 | fedprox | **65.0 ± 4.0** | 79.0 ± 0.0 | **51.0 ± 1.0** | +2.0 ± 2.5 | 2.00 | 9.0 |",
+        "| 1-2 | fedavg | 63.0 ± 3.6 | **80.0 ± 0.0** | 41.0 ± 1.0 | – | 2.00 | 9.0 |",
         "",
-        f"#: rows that {TIED}",
+        f"#: {RANKS}",
         "",
         "Δ: ± is half of its 95 % interval, not corrected, paired over the seeds both have",
         "",
@@ -637,7 +637,7 @@ def test_the_lines_below_a_table_explain_its_statistics(results: pd.DataFrame) -
     text = shown(leaderboard(found))
     # differences 10, 10.1, 9.9: 0.1 t_0.975(2) / sqrt 3 = 0.248
     assert "+10.0 ± 0.2 *" in text
-    assert "#: rows that share a rank" in text and "Δ: ± is half of its 95 % interval" in text
+    assert "#: the ranks that a row may have" in text and "Δ: ± is half of its 95 % interval" in text
     # t is above its critical 4.30 with power 0.8 at 5.66 standard errors: 5.66 * 0.1 / sqrt 3
     power = "a paired t-test over 3 seeds finds a difference of 0.3 four times in five (spread 0.1, not corrected); 0.2"
     assert f"{power} needs 6 seeds" in " ".join(text.split())

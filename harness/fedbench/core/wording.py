@@ -44,6 +44,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def ranks_shown(low: int | None, high: int | None) -> str:
+    """An interval of ranks: ``1-3``; ``2`` where it is one rank or only ``low`` is known; "" for none."""
+    return "" if low is None else str(low) if high in (None, low) else f"{low}-{high}"
+
+
 def heading(metric: str) -> str:
     """A metric's name as a heading: ``head_accuracy`` is ``head``, ``domain_accuracy/photo`` is ``photo``."""
     stem = metric.rpartition("/")[2].removesuffix("_accuracy")

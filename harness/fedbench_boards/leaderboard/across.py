@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedbench.core.wording import heading
+from fedbench.core.wording import heading, ranks_shown
 from fedbench.kinds.measured import lower_is_better
 from fedbench_boards.leaderboard.model import Board, Line, Table
 from fedbench_boards.leaderboard.tables import Cell, Column, TextTable, probability, scored
@@ -55,6 +55,7 @@ def across_table(board: Board) -> TextTable | None:
     halves = (scores["high"] - scores["low"]) / 2
     names = Column("row" if labels[rows[0]] == rows[0] else "method", [Cell(labels[row]) for row in rows])
     ranks = [Cell(f"{rank:.2f}", rank) for rank in overall.mean_ranks]
+    places = [overall.rank_intervals[row] for row in rows]
     means = [scored(sign * mean, half) for mean, half in zip(scores["mean"], halves, strict=True)]
     counts = [
         Column(
@@ -69,7 +70,7 @@ def across_table(board: Board) -> TextTable | None:
     return TextTable(
         caption=f"all {len(overall.ranks)} settings · {len(rows)} rows that each of them has · {_seeds(overall)}"
         + (f" · {first.backbone}" if len({line.backbone for line in board.lines}) == 1 else ""),
-        rank=Column("#", [Cell(str(place), place) for place in range(1, len(rows) + 1)], "rank", first="ascending"),
+        rank=Column("#", [Cell(ranks_shown(*ends), ends[0]) for ends in places], "rank", first="ascending"),
         names=[names],
         short=[names],
         scores=[
@@ -90,6 +91,7 @@ def _notes(overall: Across, metric: str) -> list[str]:
     verdict = "ranks differ" if overall.p_value < ALPHA else "no difference is shown"
     return [
         f"mean rank by {heading(metric)}, 1 is best; Friedman's test: {probability(overall.p_value)}, {verdict}",
+        "#: 95 % interval of the place by mean rank (bootstrap over settings); rows that a setting lacks are left out",
         "settings count as independent, which neighbours on a grid, of the same data and seeds, are not",
         f"mean ranks less than {overall.critical_difference:.2f} apart are not told apart (Nemenyi, {ALPHA:g})",
         f"mean {heading(metric)}: over settings, ± half of the 95 % interval over seeds",

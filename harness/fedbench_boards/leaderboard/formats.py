@@ -116,7 +116,9 @@ def flat(board: Board) -> pd.DataFrame:
         [_line(number, table, line) for number, table in enumerate(board.tables) for line in table.lines]
     )
     # whole numbers stay whole beside a row without a rank
-    gaps = {name: "Int64" for name in ("rank", "tied_rank") if len(frame) and bool(frame[name].isna().any())}
+    gaps = {
+        name: "Int64" for name in ("rank", "rank_low", "rank_high") if len(frame) and bool(frame[name].isna().any())
+    }
     return frame.astype(gaps)
 
 
@@ -167,7 +169,7 @@ def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
         "shown": _json(table.shown),
         "incomplete": _json(line.incomplete),
         "p_adjusted": delta.p_adjusted,
-        **{name: getattr(line, name) for name in ("whole", "tied_rank", "p_best")},
+        **{name: getattr(line, name) for name in ("whole", "rank_low", "rank_high", "p_best")},
     }
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedbench.core.wording import ranks_shown
 from fedbench_boards.leaderboard.comparable import Difference
 from fedbench_boards.statistics import Across
 
@@ -165,18 +166,19 @@ class Line:
     """Seed -> the headline of its run, where the run has it."""
     rank: int | None = None
     """Rank by the headline in the table, 1 is best; see `fedbench_boards.leaderboard.rows.compared`."""
-    tied_rank: int | None = None
-    """The rank shared by rows that their seeds can't tell apart, see `fedbench_boards.statistics.tied_ranks`; None in a
-    table whose seeds are too few for a test."""
+    rank_low: int | None = None
+    rank_high: int | None = None
+    """The ranks from low to high that the row may have by its seeds, see `fedbench_boards.statistics.rank_intervals`;
+    None in a table whose seeds are too few for a test."""
     p_best: float = NAN
     """The bootstrap probability that the row is best, see `fedbench_boards.statistics.probability_best`."""
     whole: bool = True
     """Whether the row lost no seed that another row finished."""
 
     @property
-    def shown_rank(self) -> int | None:
-        """The rank that tables show."""
-        return self.rank if self.tied_rank is None else self.tied_rank
+    def shown_rank(self) -> str:
+        """The rank that tables show: ``1-3``; "" for none."""
+        return ranks_shown(self.rank if self.rank_low is None else self.rank_low, self.rank_high)
 
     @property
     def has_failed(self) -> bool:

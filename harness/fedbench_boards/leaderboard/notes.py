@@ -88,7 +88,7 @@ def _code(runs: pd.DataFrame) -> Iterator[str]:
 
 _OWN = "personal_mean_client_accuracy"
 _NEW = "new_accuracy"
-TIED = "share a rank can't be told from its first, down to one that can, by paired tests with Holm's correction"
+RANKS = "the ranks that a row may have by its seeds at 95 %, by paired tests with Holm's correction"
 INTERVAL = "± is half of its 95 % interval, not corrected"
 P_BEST = "P(best): how often the row has the best mean when the seeds that all rows share are drawn again"
 SIGN = "*"
@@ -135,10 +135,9 @@ def _significance(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _ties(table: Table) -> Iterator[str]:
-    """Explains shared ranks, and the probability to be the best."""
-    ranks = [line.tied_rank for line in table.lines if line.tied_rank is not None]
-    if len(ranks) > len(set(ranks)):
-        yield f"#: rows that {TIED}"
+    """Explains intervals of ranks, and the probability to be the best."""
+    if any(line.rank_low is not None for line in table.lines):
+        yield f"#: {RANKS}"
     if table.tells_the_best:
         yield P_BEST
 

@@ -210,7 +210,7 @@ def _published(
 
 _WHERE_TOLD = ("table", "setting", "failure")
 """Columns that are left out if all their values are empty or 0."""
-_FIRST = {"block": "table"} | {name: name for name in ("setting", "rank", "tied_rank", "row")}
+_FIRST = {"block": "table"} | {name: name for name in ("setting", "rank", "rank_low", "rank_high", "row")}
 _LAST = {"delta_mean": "delta"} | {name: name for name in ("delta_std", "delta_low", "delta_high")}
 _LAST |= {"p_adjusted": "p", "p_best": "p_best", "megabytes": "megabytes", "train_seconds_mean": "train_seconds"}
 _LAST |= {"seeds": "seeds", "failure": "failure"}
@@ -250,7 +250,7 @@ def frame_of(board: Board, *, full: bool = False) -> pd.DataFrame:
     """A line a row, the best first in each ``table``: means and standard deviations over ``seeds``, in %.
 
     ``delta`` is the difference to the baseline with its 95 % interval (``delta_low``, ``delta_high``) and the ``p`` of
-    its test, corrected for the rows of the table. Rows that their seeds can't tell from the best share ``tied_rank`` 1;
+    its test, corrected for the rows of the table. A row's rank is from ``rank_low`` to ``rank_high`` by its seeds;
     ``p_best`` is how likely a row is the best. ``megabytes`` are sent both ways. With ``full`` it has the
     columns of the file leaderboard.csv instead.
     """
@@ -263,7 +263,7 @@ def frame_of(board: Board, *, full: bool = False) -> pd.DataFrame:
     frame = frame.assign(megabytes=(frame["bytes_up_mean"] + frame["bytes_down_mean"]) / MEGA)
     frame = frame[[name for name in names if name in frame]].rename(columns=names)
     silent = [name for name in _WHERE_TOLD if frame[name].nunique() < 2 and not any(frame[name])]
-    return frame.drop(columns=silent).astype({"rank": "Int64", "tied_rank": "Int64"})
+    return frame.drop(columns=silent).astype(dict.fromkeys(("rank", "rank_low", "rank_high"), "Int64"))
 
 
 def _warn(text: str) -> None:

@@ -22,7 +22,7 @@ from fedbench.kinds.measured import lower_is_better, says_nothing_of_quality
 from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard.model import FINISHED, Line, ScoreCell
 from fedbench_boards.leaderboard.own_models import is_of_global_model
-from fedbench_boards.statistics import Scores, Test, holm, probability_best, tied_ranks, verdict
+from fedbench_boards.statistics import Scores, Test, holm, probability_best, rank_intervals, verdict
 
 PROTOCOL = ("dataset", "files_hash", "scenario_settings", *(name for name in BUDGET if name != "precision"))
 """Columns in which all runs of a table agree. The runs read the same files, at the sizes of their backbones or
@@ -255,7 +255,8 @@ _DIGITS = 9
 
 def compared(lines: Sequence[Line], headline: str, test: Test = Test.t) -> tuple[Line, ...]:
     """The lines of one table in order, with ranks, ``p_best``, ``whole``, ``p_adjusted`` and the verdict on the
-    difference; ties are told by ``test``.
+    difference; intervals of ranks are by ``test``. Lines are in the order of the least rank that they may have, then of
+    their rank.
 
     ``whole`` is a line that lost no seed which another one finished. Rank 1 has the best ``headline``; equal means
     share the smaller rank. It is None for a line without a mean, one that is not whole, and the accuracy of a global
@@ -268,7 +269,7 @@ def compared(lines: Sequence[Line], headline: str, test: Test = Test.t) -> tuple
     tested = [number for number, line in enumerate(lines) if not math.isnan(line.delta.p_value)]
     adjusted = dict(zip(tested, holm([lines[number].delta.p_value for number in tested]), strict=True))
     scores = _scores(lines, [not math.isnan(rank) for rank in ranks], headline)
-    tied = tied_ranks(scores, test) if _can_be_told(scores, test) else [None] * len(lines)
+    intervals = rank_intervals(scores, test) if _can_be_told(scores, test) else [None] * len(lines)
     best = probability_best(scores)
     ranked = []
     for number, (line, rank) in enumerate(zip(lines, ranks, strict=True)):
@@ -276,8 +277,10 @@ def compared(lines: Sequence[Line], headline: str, test: Test = Test.t) -> tuple
         if number in adjusted:
             delta = replace(delta, p_adjusted=adjusted[number], significance=verdict(adjusted[number]))
         own = None if math.isnan(rank) else int(rank)
-        ranked.append(replace(line, rank=own, tied_rank=tied[number], p_best=best[number], delta=delta))
-    return tuple(sorted(ranked, key=lambda line: (line.rank or len(lines) + 1, -len(line.runs))))
+        low, high = intervals[number] or (None, None)
+        ranked.append(replace(line, rank=own, rank_low=low, rank_high=high, p_best=best[number], delta=delta))
+    last = len(lines) + 1
+    return tuple(sorted(ranked, key=lambda line: (line.rank_low or last, line.rank or last, -len(line.runs))))
 
 
 def _scores(lines: Sequence[Line], ranked: Sequence[bool], headline: str) -> Scores:

@@ -21,7 +21,7 @@ from fedbench_boards.leaderboard.model import (
     PrintedNumber,
     Table,
 )
-from fedbench_boards.leaderboard.notes import INTERVAL, P_BEST, SIGN, TIED, has_intervals, notes_of
+from fedbench_boards.leaderboard.notes import INTERVAL, P_BEST, RANKS, SIGN, has_intervals, notes_of
 from fedbench_boards.leaderboard.published import AS_PRINTED, COMPARABLE, NOT_COMPARABLE
 from fedbench_boards.leaderboard.rows import best_of, seed_cells, seed_counts, seeds_differ
 from fedbench_boards.statistics import NOT_SIGNIFICANT, SIGNIFICANT
@@ -186,14 +186,14 @@ def in_words(shown: TextTable) -> str:
     if table is None or len(names) < 2:
         return ""
     ranked = [(name, line) for name, line in zip(names, table.lines, strict=True) if line.rank is not None]
-    leaders = [(name, line) for name, line in ranked if line.shown_rank == 1]
+    leaders = [(name, line) for name, line in ranked if (line.rank_low or line.rank) == 1]
     if len(ranked) < 2:
         return ""
     (first, line), *equal = leaders
     ahead = "" if math.isnan(line.delta.cell.mean) else f", {line.delta.cell.mean:+.1f} over {table.baseline}"
     score = f"{heading(table.headline)} {line.cell(table.headline).mean:.1f}{ahead}"
     others = " and ".join(name for name, _ in equal) if len(equal) < 3 else f"{len(equal)} other rows"
-    if line.tied_rank is None:
+    if line.rank_low is None:
         said = f"{first} comes first{f' with {others}' if equal else ''} ({score}); too few seeds for a test."
     elif not equal:
         said = f"{first} leads ({score})."
@@ -212,9 +212,12 @@ def _named(title: str, names: Sequence[str], lines: Sequence[Line]) -> Column:
 
 
 def _rank(lines: Sequence[Line]) -> Column:
-    cells = [Cell(NONE) if line.shown_rank is None else Cell(str(line.shown_rank), line.shown_rank) for line in lines]
-    tied = "" if all(line.tied_rank is None for line in lines) else f"; rows that {TIED}"
-    return Column("#", cells, "rank", f"rank by the first accuracy column{tied}", "ascending")
+    places = [line.rank if line.rank_low is None else line.rank_low for line in lines]
+    cells = [
+        Cell(NONE) if place is None else Cell(line.shown_rank, place) for place, line in zip(places, lines, strict=True)
+    ]
+    told = "" if all(line.rank_low is None for line in lines) else f": {RANKS}"
+    return Column("#", cells, "rank", f"rank by the first accuracy column{told}", "ascending")
 
 
 def _score(table: Table, metric: str) -> Column:

@@ -78,7 +78,8 @@ def what_to_try(folders: Sequence[ResultsOf]) -> WhatToTry | None:
     answers = {}
     try:
         for skew, tail, clients in product(_SKEWS, _TAILS, _CLIENTS):
-            counts = _counts(Scenario(clients=clients, dirichlet_scheme="clientwise", **_SKEWS[skew]), tail)
+            scenario = Scenario(clients=clients, dirichlet_scheme="clientwise", min_client_size=1, **_SKEWS[skew])
+            counts = _counts(scenario, tail)
             for share, part in _SHARES.items():
                 answer = {"rows": [], "said": "So many clients can't be dealt so few samples."}
                 if counts is not None:
@@ -102,7 +103,8 @@ def _counts(scenario: Scenario, tail: int) -> IntArray | None:
         clients: Any = partition.clients(task)
     except FedbenchError:
         return None
-    return np.stack([np.bincount(labels[own], minlength=_CLASSES) for own in clients])
+    counts = np.stack([np.bincount(labels[own], minlength=_CLASSES) for own in clients])
+    return counts if counts.sum(axis=1).all() else None
 
 
 def _answer(forecaster: Forecaster, measures: Measures) -> dict[str, Any]:
@@ -137,7 +139,7 @@ def worth(name: str, tables: Sequence[BoardTable]) -> str:
     if not places:
         return "Not tried in any of these results."
     best = {table for table, entry in places if entry.rank == 1}
-    tied = {table for table, entry in places if entry.tied_rank == 1} - best
+    tied = {table for table, entry in places if entry.rank_low == 1} - best
     said = "" if _plain(places[0][1]) == name else "Tried only with others or changed. "
     said += f"Best mean in {len(best) or 'none'} of {counted(len({table for table, _ in places}), 'table')}"
     said += f", not told from the best in {len(tied)} more." if tied else "."
@@ -177,7 +179,7 @@ def _compared(places: Sequence[tuple[BoardTable, BoardLine]], reference: str) ->
     means = sorted(((fmean(gain), under, len(gain)) for under, gain in gains.items()), reverse=True)
     ends = [f"{round(gain, 1) + 0.0:+.1f} under {under} ({count})" for gain, under, count in means]
     ahead = sum(own.mean > other.mean for _, own, other in pairs)
-    told = sum((own.tied_rank or inf) < (other.tied_rank or 0) for _, own, other in pairs)
+    told = sum((own.rank_high or inf) < (other.rank_low or 0) for _, own, other in pairs)
     said = f" Ahead of {who} by mean in {ahead} of {counted(len(pairs), 'comparison')}, by rank in {told}"
     if all(own.mean < other.mean for _, own, other in pairs):
         said = f" Behind {who} wherever both were tried, in {counted(len(pairs), 'comparison')}"

@@ -15,13 +15,26 @@ from typing import Any
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import expanded
 from fedbench.core.spec import stack_names
-from fedbench.core.wording import NONE, heading, spread
+from fedbench.core.wording import NONE, heading, ranks_shown, spread
 from fedbench.suites.suite import Suite, load_suite, suite_names
 from fedbench_boards.exchange.folder import BOARD, MANIFEST, RESULTS, read_manifest, table_file, texts
 from fedbench_boards.site.text import seeds_shown, slug
 
 _OF_BOARD = (
-    *("block", "caption", "baseline", "rank", "tied_rank", "row", "label", "setting", "dataset", "method", "backbone"),
+    *(
+        "block",
+        "caption",
+        "baseline",
+        "rank",
+        "rank_low",
+        "rank_high",
+        "row",
+        "label",
+        "setting",
+        "dataset",
+        "method",
+        "backbone",
+    ),
     *("tuned", "headline", "runs", "seed_list", "delta_mean", "delta_low", "delta_high", "significance", "failure"),
 )
 """The columns that every leaderboard.csv.gz has."""
@@ -42,8 +55,9 @@ class BoardLine:
     setting: str
     rank: int | None
     """Rank by what the table is ranked by; None for a row without it."""
-    tied_rank: int | None
-    """The rank of the first row that its seeds can't tell it from; None if the folder does not say."""
+    rank_low: int | None
+    rank_high: int | None
+    """The ranks that it may have by its seeds; None if the folder does not say."""
     mean: float
     score: str
     """``mean ± std`` of what the table is ranked by, in %."""
@@ -55,9 +69,8 @@ class BoardLine:
 
     @property
     def shown_rank(self) -> str:
-        """The tied rank if it is known, else the rank."""
-        known = self.tied_rank or self.rank
-        return NONE if known is None else str(known)
+        """The interval of its rank if it is known, else the rank."""
+        return ranks_shown(self.rank_low or self.rank, self.rank_high) or NONE
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,7 @@ class BoardTable:
     @property
     def as_good(self) -> str:
         """The number of rows that seeds can't tell from the leader; a dash if the folder does not say."""
-        known = [entry.tied_rank for entry in self.entries if entry.tied_rank]
+        known = [entry.rank_low for entry in self.entries if entry.rank_low]
         return str(known.count(1) - 1) if known else NONE
 
 
@@ -238,7 +251,8 @@ def _tables(lines: Sequence[Mapping[Any, Any]]) -> tuple[BoardTable, ...]:
 
 
 def _entry(line: Mapping[Any, Any], headline: str) -> BoardLine:
-    rank, tied, mean = (_number(line.get(name, "")) for name in ("rank", "tied_rank", f"{headline}_mean"))
+    names = ("rank", "rank_low", "rank_high", f"{headline}_mean")
+    rank, first, last, mean = (_number(line.get(name, "")) for name in names)
     low, high = _number(line["delta_low"]), _number(line["delta_high"])
     delta = spread(_number(line["delta_mean"]), (high - low) / 2, "+")
     return BoardLine(
@@ -249,7 +263,8 @@ def _entry(line: Mapping[Any, Any], headline: str) -> BoardLine:
         dataset=line["dataset"],
         setting=line["setting"],
         rank=None if math.isnan(rank) or math.isnan(mean) else int(rank),
-        tied_rank=None if math.isnan(tied) or math.isnan(mean) else int(tied),
+        rank_low=None if math.isnan(first) or math.isnan(mean) else int(first),
+        rank_high=None if math.isnan(last) or math.isnan(mean) else int(last),
         mean=mean,
         score=spread(mean, _number(line.get(f"{headline}_std", ""))),
         delta=f"{delta} *" if line["significance"] == "significant" else delta,
