@@ -255,8 +255,7 @@ _DIGITS = 9
 
 def compared(lines: Sequence[Line], headline: str, test: Test = Test.t) -> tuple[Line, ...]:
     """The lines of one table in order, with ranks, ``p_best``, ``whole``, ``p_adjusted`` and the verdict on the
-    difference; intervals of ranks are by ``test``. Lines are in the order of the least rank that they may have, then of
-    their rank.
+    difference; intervals of ranks are by ``test``.
 
     ``whole`` is a line that lost no seed which another one finished. Rank 1 has the best ``headline``; equal means
     share the smaller rank. It is None for a line without a mean, one that is not whole, and the accuracy of a global
@@ -279,8 +278,7 @@ def compared(lines: Sequence[Line], headline: str, test: Test = Test.t) -> tuple
         own = None if math.isnan(rank) else int(rank)
         low, high = intervals[number] or (None, None)
         ranked.append(replace(line, rank=own, rank_low=low, rank_high=high, p_best=best[number], delta=delta))
-    last = len(lines) + 1
-    return tuple(sorted(ranked, key=lambda line: (line.rank_low or last, line.rank or last, -len(line.runs))))
+    return tuple(sorted(ranked, key=lambda line: (line.rank or len(lines) + 1, -len(line.runs))))
 
 
 def _scores(lines: Sequence[Line], ranked: Sequence[bool], headline: str) -> Scores:
