@@ -98,6 +98,15 @@ def test_a_row_that_was_not_run_everywhere_is_forecast_from_where_it_was():
     assert [(choice.row, choice.margin) for choice in found.choices] == [("some", 10), ("fedavg", 0)]
 
 
+def test_a_row_that_was_run_on_one_of_several_data_sets_is_not_advised():
+    known = on_data(evidence({"fedavg": [50] * 10, "best": [60] * 10, "one": [90] * 10}, [0.0, 1] * 5), *"aaaaabbbbb")
+    known = Evidence(known.runs[(known.runs["label"] != "one") | (known.runs["dataset"] == "a")])
+    found = Forecaster(known, "fedavg").advise(measures(0.0))
+    # nor does it count as the best that was measured
+    assert [choice.row for choice in found.choices] == ["best", "fedavg"] and found.enough == 1
+    assert "Not forecast, since run on one data set only: one." in list(caveats(found))
+
+
 def test_the_quantile_is_the_conformal_one():
     # of nine errors, 90 % of ten is the ninth; of eight there is none
     assert quantile(pd.Series([3.0, 1, 2, 9, 5, 4, 8, 6, 7])) == 9

@@ -8,8 +8,8 @@ From them come two statements, both of split conformal prediction (Vovk et al., 
 - how many rows to try: the least number of first rows of a forecast among which, at that rate, one was within `NEAR` of
   the best row that was measured.
 
-Both hold at that rate for settings like the measured ones of a data set like them. A suite replays the federation's
-counts with the rows to try.
+Both hold at that rate for settings like the measured ones of a data set like them. A row that was run on one of several
+data sets alone can't be checked so, and is not advised. A suite replays the federation's counts with the rows to try.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class Advice:
     """How many of the first rows to try; None where too few settings were left out to say."""
     is_new_data: bool
     """Whether errors are on data sets left out, not on settings of the same data."""
+    unchecked: tuple[str, ...] = ()
+    """Rows that were run on one data set only, and so are not among the choices."""
 
     @property
     def is_far(self) -> bool:
@@ -149,7 +151,7 @@ class Forecaster:
         """How many first rows of a forecast of ``rows`` to try; None for too few settings."""
         places, known = [], [row for row in self.left_out if row in rows]
         for setting, forecasts in self.left_out[known].iterrows():
-            true = self.margins[known].T[str(setting)].dropna()
+            true = self.margins[known].T[str(setting)][forecasts.notna()].dropna()
             order = forecasts[true.index].sort_values(ascending=False, kind="stable").index
             near = true[order].to_numpy() >= true.max() - NEAR
             places.append(int(near.argmax()) + 1)
@@ -159,7 +161,9 @@ class Forecaster:
     def advise(self, measures: Measures, constraints: Constraints = Constraints()) -> Advice:
         """The rows that meet the constraints, best first. FedbenchError where none does."""
         here = pd.DataFrame([asdict(measures)])
-        forecasts = self._forest(here).iloc[0]
+        both = self.left_out.notna() & self.margins[self.left_out.columns].notna()
+        checked = both.columns[both.any()]
+        forecasts = self._forest(here).iloc[0][checked]
         distances = {setting: measures.steps_to(there) for setting, there in self.evidence.places.items()}
         nearest = dict(sorted(distances.items(), key=lambda item: item[1])[:NEAREST])
         costs = self._costs(measures, list(nearest))
@@ -180,6 +184,7 @@ class Forecaster:
             baseline=self.baseline,
             enough=self.enough(list(allowed.index)),
             is_new_data=self._groups.nunique() < len(self._groups),
+            unchecked=tuple(map(str, self.margins.columns.difference(checked))),
         )
 
     def _costs(self, measures: Measures, nearest: list[str]) -> pd.DataFrame:
@@ -247,6 +252,8 @@ def caveats(advice: Advice) -> Iterator[str]:
     best = advice.choices[0]
     if best.margin - best.half_width <= 0:
         yield f"That {best.row} beats {advice.baseline} here is not certain: its interval holds zero."
+    if advice.unchecked:
+        yield f"Not forecast, since run on one data set only: {', '.join(advice.unchecked)}."
     if advice.is_far:
         yield (
             f"Far from all that is measured: the nearest setting is {min(advice.nearest.values()):.1f} steps away, and "
