@@ -181,7 +181,7 @@ def test_the_terminal_says_failed_shortly_and_keeps_to_its_width(board: pd.DataF
     text = terminal(board, 100)
     assert max(len(line) for line in text.splitlines()) <= 100
     lines = text.splitlines()
-    moon = next(line for line in lines if re.match(r"–  moon", line))
+    moon = next(line for line in lines if re.match(r" *– +moon", line))
     assert re.search(r"failed: training diverged", moon) and not re.search(r"\d\d\.\d", moon)
     assert "fedclip †" in text and "† fedclip: 2 of 3 seeds; seed 1 failed: training diverged" in text
     assert "\x1b" not in text and "…" in text

@@ -152,9 +152,9 @@ def mutated(draw: st.DrawFn, suite: dict[str, Any]) -> tuple[dict[str, Any], tup
 
 
 def shipped(name: str) -> dict:
-    """A suite as its file has it; the settings that axes make are not written beside them."""
+    """A suite as its file has it."""
     suite = load_suite(name)
-    return suite.model_dump(mode="json", exclude_defaults=True, exclude={"scales"} if suite.axes else None)
+    return suite.model_dump(mode="json", exclude_defaults=True)
 
 
 @st.composite
