@@ -250,7 +250,7 @@ def caveats(advice: Advice) -> Iterator[str]:
             "best of all rows."
         )
     best = advice.choices[0]
-    if best.margin - best.half_width <= 0:
+    if best.margin - best.half_width <= 0 and best.row != advice.baseline:
         yield f"That {best.row} beats {advice.baseline} here is not certain: its interval holds zero."
     if advice.unchecked:
         yield f"Not forecast, since run on one data set only: {', '.join(advice.unchecked)}."
@@ -334,7 +334,8 @@ def _data_for(counts: pd.DataFrame) -> str:
             f"the embedded data have {' or '.join(map(str, _EMBEDDED_CLASSES))} classes, these counts {count}; give "
             "data with your classes by --dataset."
         )
-    return f"embedded?classes={count}&train={count * int(counts.sum().max())}"
+    # and a fifth of them more, and one, by which rates are chosen
+    return f"embedded?classes={count}&train={count * (math.ceil(1.25 * counts.sum().max()) + 1)}"
 
 
 def _renamed(counts: pd.DataFrame) -> pd.DataFrame:
