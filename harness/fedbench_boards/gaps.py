@@ -12,7 +12,7 @@ from mlflow.exceptions import MlflowException
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import csv_text, replacing
-from fedbench.core.spec import BUDGET, RunSpec
+from fedbench.core.spec import BUDGET, RunSpec, untuned
 from fedbench.tracking.schema import FINAL
 from fedbench.tracking.tags import DEFAULTS, flat_params
 from fedbench.tuning.objectives import Objective
@@ -93,7 +93,7 @@ def _has_values(run: pd.Series, record: Record, settings: Mapping[str, str], tri
     return bool(
         run["tuned"] == record.name
         and (run["setting"], run["scale"], run["dataset"]) == (record.setting, record.scale, settings["dataset"])
-        and run["row"].replace(", tuned)", ")").replace(" (tuned)", "") == record.row
+        and untuned(run["row"]) == record.row
         and json.loads(run["tuning"]).get("trial") == str(trial)
         and all(run[name] == settings[f"training.{name}"] for name in BUDGET)
         and all(value == settings.get(f"scenario.{name}") for name, value in scenario.items())

@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -138,15 +139,19 @@ def rank_intervals(scores: Scores, test: Test = Test.t) -> list[tuple[int, int] 
     the interval with at least 95 % (Mogstad et al., Review of Economic Studies 2024, who take the bootstrap where this
     takes ``test``, since seeds are few; `tests.statistics.test_ranks` simulates it).
     """
-    means = _means(scores)
-    rows = [row for row in range(len(scores)) if not math.isnan(means[row])]
-    p_values = {(a, b): p_value(scores[a], scores[b], test) for a, b in combinations(rows, 2)}
+    rows = [row for row in range(len(scores)) if not np.isnan(scores[row]).all()]
+    p_values, leads = np.ones((len(scores), len(scores))), np.zeros((len(scores), len(scores)))
+    for one, other in combinations(rows, 2):
+        p_values[one, other] = p_values[other, one] = p_value(scores[one], scores[other], test)
+        leads[one, other] = np.nan_to_num(scores[one] - scores[other]).sum()  # over the seeds that both have
+        leads[other, one] = -leads[one, other]
     intervals: list[tuple[int, int] | None] = [None] * len(scores)
     for row in rows:
         others = [other for other in rows if other != row]
-        adjusted = holm([p_values[min(row, other), max(row, other)] for other in others])
-        told = [other for other, p in zip(others, adjusted, strict=True) if p < ALPHA]
-        better = sum(means[other] > means[row] for other in told)
+        told = [
+            leads[row, other] for other, p in zip(others, holm(list(p_values[row, others])), strict=True) if p < ALPHA
+        ]
+        better = int(sum(lead < 0 for lead in told))
         intervals[row] = 1 + better, len(rows) - (len(told) - better)
     return intervals
 
@@ -167,13 +172,6 @@ def probability_best(scores: Scores, seed: int = 0, least: int = LEAST_SEEDS) ->
         best = means == means.max(axis=1, keepdims=True)
         probabilities[has_some] = (best / best.sum(axis=1, keepdims=True)).mean(axis=0)
     return [float(p) for p in probabilities]
-
-
-def _means(scores: Scores) -> Scores:
-    known = ~np.isnan(scores)
-    with np.errstate(invalid="ignore"):
-        means: Scores = np.where(known, scores, 0.0).sum(axis=1) / known.sum(axis=1)
-    return means
 
 
 def p_value(ours: Sequence[float] | Scores, theirs: Sequence[float] | Scores, test: Test) -> float:
@@ -247,15 +245,11 @@ class Across:
         """Mean rank by row, (R,), the best first."""
         return self.ranks.mean().sort_values(kind="stable")
 
-    @property
+    @cached_property
     def rank_intervals(self) -> dict[str, tuple[int, int]]:
-        """Row -> the ends of the 95 % interval of its place by mean rank, by the bootstrap over settings."""
-        settings = len(self.ranks)
-        drawn = np.random.default_rng(0).multinomial(settings, np.full(settings, 1 / settings), size=_DRAWS)
-        means = pd.DataFrame(np.round(drawn @ self.ranks.to_numpy() / settings, 9), columns=self.ranks.columns)
-        places = means.rank(axis=1, method="min")
-        ends = places.quantile([ALPHA / 2, 1 - ALPHA / 2], interpolation="nearest")
-        return {str(row): (int(low), int(high)) for row, (low, high) in ends.items()}
+        """Row -> the places by mean rank, (low, high), that it may have: `rank_intervals` over settings for seeds."""
+        ends = rank_intervals(-self.ranks.to_numpy().T)
+        return {row: of for row, of in zip(map(str, self.ranks), ends, strict=True) if of is not None}
 
     @property
     def critical_difference(self) -> float:

@@ -143,6 +143,23 @@ def test_so_many_rows_are_to_try_that_one_was_near_the_best_on_data_left_out():
     assert enough([60] * 10, [55] * 10, c=[20] * 9 + [90])[0] == 4
 
 
+def test_settings_in_which_no_row_is_both_measured_and_forecast_count_for_nothing():
+    # without a, one setting is left, by which nothing can be forecast
+    few = Forecaster(on_data(evidence({"fedavg": [50] * 3, "best": [60] * 3}, [0, 1, 2]), *"aab"), "fedavg")
+    advice = few.advise(measures(0.0))
+    assert advice.enough is None and [choice.row for choice in advice.choices] == ["best", "fedavg"]
+    # a row that is all that a limit leaves, and that a setting lacks
+    runs = evidence({"fedavg": [50] * 4, "cheap": [60] * 4}, [0, 1, 2, 3], cheap={"megabytes": 0.1}).runs
+    runs = runs[(runs["label"] != "cheap") | (runs["setting"] != "s0")]
+    advice = Forecaster(Evidence(runs), "fedavg").advise(measures(0.0), Constraints(most_megabytes=0.5))
+    assert [choice.row for choice in advice.choices] == ["cheap"]
+
+
+def test_data_sets_of_one_setting_each_are_data_sets():
+    known = on_data(evidence({"fedavg": [50] * 3, "best": [60] * 3}, [0, 1, 2]), *"abc")
+    assert Forecaster(known, "fedavg").advise(measures(0.0)).is_new_data
+
+
 def test_costs_are_those_of_as_many_clients_as_here():
     known = evidence({"fedavg": [50] * 9, "best": [60] * 9}, list(range(9)), best={"megabytes": 30.0, "seconds": 7.0})
     # ten clients of which half take part, so 6 MB each; here a hundred, of which 40

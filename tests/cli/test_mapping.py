@@ -89,8 +89,14 @@ def test_a_map_is_run_at_the_best_rates_and_advises_and_its_advice_is_replayed(f
     assert board.loc[board["method"] == "clip-zs", "delta_mean"].notna().all()
     written = gzip.decompress((folder / "evidence.csv.gz").read_bytes()).decode()
     assert len(written.splitlines()) == 1 + 3 * 3 * 2
+    # runs of other values in the same store choose nothing, and are no evidence
+    fedbench("run", "--suite", "toy.yaml", "--set", "lr=0.2", "--method", "fedavg", *places)
+    more = ["--set", "lr=0.2", "--method", "fedavg"]
+    fedbench("run", "--suite", str(folder / "rates" / "rates.yaml"), *more, *places)
     code, out, _ = fedbench(*words)
     assert code == 0 and "start " not in out
+    assert pd.read_csv(folder / "rates.csv").equals(rates)
+    assert gzip.decompress((folder / "evidence.csv.gz").read_bytes()).decode() == written
     # the evidence names its suite, which a replay reads
     known = written.replace("\ntoy,", "\ntoy.yaml,")
     (files / "known.csv").write_text(known)
@@ -179,7 +185,10 @@ def test_plugins_are_known_to_every_step(fedbench, tmp_path, monkeypatch, verb, 
     (tmp_path / "toy.yaml").write_text(SUITE + "headline: mine\n")
     shown = []
     monkeypatch.setattr(mapping, "step", lambda ctx, *words: shown.append(words) or 0)
-    monkeypatch.setattr(mapping, "_write_evidence", lambda *_: None)
+    nothing = pd.DataFrame({"run_id": []})
+    monkeypatch.setattr("fedbench_boards.leaderboard.results.load_results", lambda *_: nothing)
+    for name in ("evidence_of", "write_evidence"):
+        monkeypatch.setattr(f"fedbench_boards.advice.evidence.{name}", lambda *_: None)
     rates = ["--rates", "1"] if verb == "map" else []
     code, _, err = fedbench(verb, "--suite", "toy.yaml", "--plugin", "mine.py", *rates)
     assert code == 0, err

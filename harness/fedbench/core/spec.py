@@ -195,6 +195,11 @@ class RunSpec(BaseModel):
         return f"{self.setting} · {self.row}" if self.setting else self.row
 
 
+def untuned(row: str) -> str:
+    """The name of a row (`RunSpec.row`) without what says that it is tuned."""
+    return row.replace(", tuned)", ")").replace(" (tuned)", "")
+
+
 def stack_names(method: str) -> tuple[str, ...]:
     """The methods of a stack ``a+b``, sorted; fedavg is dropped beside others, since it is every method's default."""
     names = sorted({part.strip() for part in method.split("+")})

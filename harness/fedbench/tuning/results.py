@@ -25,11 +25,14 @@ import pandas as pd
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from pydantic import ValidationError
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.spec import RunSpec
+from fedbench.core.method.hyper import declared, parse_value
+from fedbench.core.spec import RunSpec, Training
+from fedbench.kinds.registry import find_method
 from fedbench.tuning.objectives import Objective
-from fedbench.tuning.space import values_of, with_values
+from fedbench.tuning.space import with_values
 from fedbench.tuning.storage import open_storage
 from fedbench.tuning.studies import COUNTED, DEFAULTS, PLACE, Record, flat_settings, record_of, studies_named
 
@@ -278,13 +281,15 @@ def tuned_otherwise(spec: RunSpec, result: StudyResult) -> list[str]:
     return [f"{key}={value}" for key, value in before.items() if key not in ignored and now.get(key) != value]
 
 
-def with_listed(specs: Sequence[RunSpec], file: Path, fixed: Sequence[str] = ()) -> list[RunSpec]:
+def with_listed(
+    specs: Sequence[RunSpec], file: Path, fixed: Sequence[str] = (), plugin_files: tuple[Path, ...] = ()
+) -> list[RunSpec]:
     """The runs with the values that a CSV file lists; rows that it does not have stay as they are.
 
     Its columns are ``setting`` and ``row``, as leaderboards write them, one for each hyper-parameter (``lr``,
     ``fedprox.mu``; an empty cell is the row's own value), and those of `RECORDED`, which say how values were found.
-    FedbenchError for another file, for values that are none, where the file has none of the rows, and for ``fixed``
-    settings that it has too.
+    FedbenchError for another file, for values that --set would refuse, where the file has none of the rows, and for
+    ``fixed`` settings that it has too.
     """
     where = f"--tuned {str(file)!r}"
     try:
@@ -301,20 +306,28 @@ def with_listed(specs: Sequence[RunSpec], file: Path, fixed: Sequence[str] = ())
     listed = {(line["setting"], line["row"]): line for line in lines}
     if not any((spec.setting, spec.row) in listed for spec in specs):
         raise FedbenchError(f"{where} has none of these rows; it names them as leaderboards do: setting and row.")
-    name = file.stem
-    return [_listed(spec, listed.get((spec.setting, spec.row)), keys, name, where) for spec in specs]
+    changed = []
+    for spec in specs:
+        line = listed.get((spec.setting, spec.row))
+        if line is not None:
+            texts = {key: line[key] for key in keys if line[key]}
+            try:
+                with_values(spec, texts)  # no unknown keys
+                values = {key: _typed(key, text, plugin_files) for key, text in texts.items()}
+            except FedbenchError as error:
+                raise FedbenchError(f"{where}, {spec.title!r}: {error}") from None
+            tuning = {"study": file.stem} | {key: line[key] for key in RECORDED if line.get(key)}
+            spec = with_values(spec, values).model_copy(update={"tuned": file.stem, "tuning": tuning})
+        changed.append(spec)
+    return changed
 
 
-def _listed(spec: RunSpec, line: Mapping[str, str] | None, keys: Sequence[str], name: str, where: str) -> RunSpec:
-    if line is None:
-        return spec
-    own, values = values_of(spec), {}
-    for key in (key for key in keys if line[key]):
-        kind = type(own.get(key, ""))
-        try:
-            number = kind in (int, float)
-            values[key] = kind(line[key]) if number else line[key] == "True" if kind is bool else line[key]
-        except ValueError:
-            raise FedbenchError(f"{where}, {spec.title!r}: {key}={line[key]} is no number.") from None
-    tuning = {"study": name} | {key: line[key] for key in RECORDED if line.get(key)}
-    return with_values(spec, values).model_copy(update={"tuned": name, "tuning": tuning})
+def _typed(key: str, text: str, plugin_files: tuple[Path, ...]) -> Any:
+    """The value of a method's parameter, or of a field of `Training`, as --set takes it."""
+    method, dot, name = key.partition(".")
+    if dot:
+        return parse_value(key, declared(find_method(method, plugin_files).Params)[name], text)
+    try:
+        return getattr(Training.model_validate({key: text}), key)
+    except ValidationError as error:
+        raise FedbenchError(f"{key}={text}: {error.errors()[0]['msg']}.") from None

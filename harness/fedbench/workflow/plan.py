@@ -114,7 +114,7 @@ def _tuned(
 
     study, fixed = selection.tuned, [key for key, _ in selection.sets]
     if study.endswith(".csv"):
-        return with_listed(specs, Path(study), fixed)
+        return with_listed(specs, Path(study), fixed, selection.plugin_files)
     best = best_of(storage_url(storage, store_uri(store)), study)
     for row in rows_of(specs):
         title = row[0].title

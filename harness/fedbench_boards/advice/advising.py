@@ -2,14 +2,15 @@
 
 The forecast is a regression of margins on the measures of federations, fitted on all measured settings. Its errors are
 those on data that it has not seen: each data set is left out in turn (each setting, where there is one data set only).
-From them come two statements, both of split conformal prediction (Vovk et al., 2005; Lei et al., JASA 2018):
+From them come two statements, with the quantile of split conformal prediction (Vovk et al., 2005):
 
 - a row's interval: its forecast plus and minus the quantile at `RATE` of its errors;
 - how many rows to try: the least number of first rows of a forecast among which, at that rate, one was within `NEAR` of
   the best row that was measured.
 
-Both hold at that rate for settings like the measured ones of a data set like them. A row that was run on one of several
-data sets alone can't be checked so, and is not advised. A suite replays the federation's counts with the rows to try.
+So it was on the map; of other data nothing is guaranteed, since the settings of a data set are no independent samples.
+A row that was run on one of several data sets alone can't be checked so, and is not advised. A suite replays the
+federation's counts with the rows to try.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ class Forecaster:
             true = self.margins[known].T[str(setting)][forecasts.notna()].dropna()
             order = forecasts[true.index].sort_values(ascending=False, kind="stable").index
             near = true[order].to_numpy() >= true.max() - NEAR
-            places.append(int(near.argmax()) + 1)
+            if near.any():  # else none of the rows is both measured and forecast there
+                places.append(int(near.argmax()) + 1)
         number = quantile(pd.Series(places, dtype=float))
         return int(number) if math.isfinite(number) else None
 
@@ -172,7 +174,10 @@ class Forecaster:
         ]
         allowed = forecasts[forecasts.index.isin(cheap.index)].sort_values(ascending=False, kind="stable")
         if allowed.empty:
-            raise FedbenchError("no measured row meets these constraints; raise --max-mb or --max-seconds.")
+            raise FedbenchError(
+                "no row that could be checked meets these constraints; raise --max-mb or --max-seconds, or give "
+                "evidence of more settings."
+            )
         return Advice(
             measures=measures,
             nearest=nearest,
@@ -183,7 +188,7 @@ class Forecaster:
             ),
             baseline=self.baseline,
             enough=self.enough(list(allowed.index)),
-            is_new_data=self._groups.nunique() < len(self._groups),
+            is_new_data=self._groups.name == "dataset",
             unchecked=tuple(map(str, self.margins.columns.difference(checked))),
         )
 
@@ -247,7 +252,7 @@ def caveats(advice: Advice) -> Iterator[str]:
         first = "the first row" if advice.enough == 1 else f"one of the first {advice.enough}"
         yield (
             f"In {RATE:.0%} of the measured settings, forecast by other {of}, {first} was within {NEAR:g} point of the "
-            "best of all rows."
+            f"best of these {len(advice.choices)} rows."
         )
     best = advice.choices[0]
     if best.margin - best.half_width <= 0 and best.row != advice.baseline:

@@ -20,6 +20,7 @@ from pandas.api.types import is_integer_dtype, is_numeric_dtype
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import csv_text, file_bytes, read_bytes, replacing
+from fedbench.core.spec import untuned
 from fedbench.core.wording import MEGA
 from fedbench.scenarios.partitions.parts import IntArray
 from fedbench.scenarios.picture import divergences, effective_classes
@@ -192,8 +193,7 @@ def evidence_of(uri: str, results: pd.DataFrame) -> Evidence:
             scores[GLOBAL] = np.nan
         what = {"server_data": run["server_data"] or ""}
         line = {name: run[name] for name in _COLUMNS if name != "label"}
-        untuned = run["row"].replace(", tuned)", ")").replace(" (tuned)", "")
-        line["label"] = untuned.replace(f" · {run['backbone']}", "", 1)
+        line["label"] = untuned(run["row"]).replace(f" · {run['backbone']}", "", 1)
         costs = {"megabytes": sent / MEGA, "seconds": run.get(f"{FINAL}train_seconds", np.nan)}
         lines.append(line | scores | what | costs | asdict(measures[run["setting"], run["seed"]]))
     order = [*_COLUMNS, *_NUMBERS, *_WHAT, *(field.name for field in fields(Measures))]

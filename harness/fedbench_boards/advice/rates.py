@@ -10,13 +10,15 @@ import pandas as pd
 import yaml
 
 from fedbench.core.files import usable_folder
+from fedbench.core.spec import untuned
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
-from fedbench.suites.suite import Suite
+from fedbench.suites.suite import Suite, load_suite
 from fedbench.tracking.schema import FINAL
+from fedbench.tuning.results import with_listed
 
 FOLDER = "rates"
-"""Where the trial's files are, beside the chosen rates."""
+"""Beside the chosen rates, for the files of the trial."""
 VALIDATION = 0.2
 """Share of the training data that chooses."""
 _SCORES = ("global_accuracy", "personal_mean_client_accuracy")
@@ -52,6 +54,18 @@ def write(
     return file, tables
 
 
+def runs_of(
+    results: pd.DataFrame, suite: str, tables: Sequence[Path], seeds: tuple[int, ...], plugin_files: tuple[Path, ...]
+) -> pd.DataFrame:
+    """Of the ``results`` of a suite, by name or file, the runs with the values of ``tables``; without any, its own.
+
+    The store may have others under the suite's name: of other values, seeds or settings.
+    """
+    specs = expand(load_suite(suite), Overrides(seeds=seeds, plugin_files=plugin_files))
+    asked = [with_listed(specs, table, (), plugin_files) for table in tables] or [specs]
+    return results[results["run_id"].isin({spec.run_id for each in asked for spec in each})]
+
+
 def best(tried: pd.DataFrame, seed: int) -> pd.DataFrame:
     """The best rate by setting and row of the trial runs; of equals the smallest. Rows without weights are left out.
 
@@ -60,10 +74,9 @@ def best(tried: pd.DataFrame, seed: int) -> pd.DataFrame:
     first, second = (tried.get(FINAL + name, pd.Series(float("nan"), tried.index)) for name in _SCORES)
     scores = first.mask(tried["untrained"]).fillna(second)
     rates = tried["row_settings"].map(lambda text: json.loads(text)["training.lr"]).astype(float)
-    rows = tried["row"].str.replace(", tuned)", ")").str.replace(" (tuned)", "")
-    runs = pd.DataFrame({"setting": tried["setting"], "row": rows, "lr": rates, "score": scores})
-    runs = runs[tried["trainable_parameters"].astype(float) > 0].sort_values(["score", "lr"], ascending=[False, True])
-    counts = runs.groupby(["setting", "row"], sort=False)["lr"].transform("size")
-    found = runs.assign(trials=counts, seeds=seed, objective=" or ".join(_SCORES), validation=VALIDATION)
-    found = found.drop_duplicates(["setting", "row"]).drop(columns="score")
-    return found.sort_values(["setting", "row"]).reset_index(drop=True)
+    runs = pd.DataFrame({"setting": tried["setting"], "row": tried["row"].map(untuned), "lr": rates, "score": scores})
+    runs = runs[(tried["trainable_parameters"].astype(float) > 0) & scores.notna()]
+    runs["trials"] = runs.groupby(["setting", "row"])["lr"].transform("size")
+    ordered = runs.sort_values(["setting", "row", "score", "lr"], ascending=[True, True, False, True])
+    chosen = ordered.drop_duplicates(["setting", "row"]).drop(columns="score").reset_index(drop=True)
+    return chosen.assign(seeds=seed, objective=" or ".join(_SCORES), validation=VALIDATION)

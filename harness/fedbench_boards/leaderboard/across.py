@@ -91,7 +91,8 @@ def _notes(overall: Across, metric: str) -> list[str]:
     verdict = "ranks differ" if overall.p_value < ALPHA else "no difference is shown"
     return [
         f"mean rank by {heading(metric)}, 1 is best; Friedman's test: {probability(overall.p_value)}, {verdict}",
-        "#: 95 % interval of the place by mean rank (bootstrap over settings); rows that a setting lacks are left out",
+        "#: the places by mean rank that a row may have at 95 %, by paired tests over settings with Holm's correction",
+        "rows that a setting lacks are left out",
         "settings count as independent, which neighbours on a grid, of the same data and seeds, are not",
         f"mean ranks less than {overall.critical_difference:.2f} apart are not told apart (Nemenyi, {ALPHA:g})",
         f"mean {heading(metric)}: over settings, ± half of the 95 % interval over seeds",

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from fedbench.core.metric_names import DOMAINS, EACH_DOMAIN
-from fedbench.core.spec import BUDGET
+from fedbench.core.spec import BUDGET, untuned
 from fedbench.kinds.measured import says_nothing_of_quality
 from fedbench.suites.suite import Mean, Suite
 from fedbench.tracking.schema import FINAL
@@ -95,7 +95,7 @@ class Baseline:
 def baseline_of(runs: pd.DataFrame, rows: Mapping[str, pd.DataFrame], baseline: str) -> Baseline:
     """The baseline of ``runs``: the row of that full name, else one of that label or method that is of their kind."""
     # a tuned row's name means that row; another name stands for its tuned twin as well
-    called_by = str if _untuned(baseline) != baseline else _untuned
+    called_by = str if untuned(baseline) != baseline else untuned
     whole = [other for name, other in rows.items() if baseline in (called_by(name), called_by(row_of(other)))]
     if whole:
         return _one_of(runs, whole, _KINDS, baseline)
@@ -148,10 +148,6 @@ def _shared(row_settings: str) -> dict[str, str]:
     """The settings in which rows of two methods can agree: neither a method's own, nor its study."""
     settings = dict(json.loads(row_settings))
     return {k: v for k, v in settings.items() if ("." not in k or k.startswith("training.")) and k != "tuned"}
-
-
-def _untuned(row: str) -> str:
-    return row.replace(", tuned)", ")").replace(" (tuned)", "")
 
 
 def delta_of(runs: pd.DataFrame, baseline: Baseline, headline: str, test: Test) -> Delta:

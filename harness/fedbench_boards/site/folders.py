@@ -98,7 +98,7 @@ class BoardTable:
 
     @property
     def as_good(self) -> str:
-        """The number of rows that seeds can't tell from the leader; a dash if the folder does not say."""
+        """The number of other rows that may have the first rank; a dash if the folder does not say."""
         known = [entry.rank_low for entry in self.entries if entry.rank_low]
         return str(known.count(1) - 1) if known else NONE
 

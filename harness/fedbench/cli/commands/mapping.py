@@ -156,38 +156,38 @@ def map_(
     from fedbench.tracking.schema import store_uri
     from fedbench.workflow.studies import unused_seeds
     from fedbench_boards.advice import rates as choosing
+    from fedbench_boards.advice.evidence import SHIPPED, evidence_of, write_evidence
     from fedbench_boards.leaderboard.results import load_results
 
     files = plugin_files(plugin)
     factors, read = _factors(rates), load_suite(suite)
     folder = _folder_of(read, output)
     common = [*given("--plugin", plugin), *given("--store", store)]
-    jobs, tuned = given("--jobs", workers), []
+    jobs, chosen, worst = given("--jobs", workers), folder / "rates.csv", _FINE
+
+    def run(*words: str) -> None:
+        nonlocal worst
+        worst = max(worst, step(ctx, "run", *words, *common, *jobs))
+        if worst > _SOME_FAILED:
+            raise typer.Exit(worst)
+
+    tables: list[Path] = []
     if factors != [1.0]:
         (trial_seed,) = unused_seeds(read, 1, seed or ())
-        trial, tables = choosing.write(read, suite, factors, trial_seed, files, folder / choosing.FOLDER)
-        for table in tables:
-            code = step(ctx, "run", "--suite", str(trial), "--tuned", str(table), *common, *jobs)
-            if code > _SOME_FAILED:
-                raise typer.Exit(code)
-        tried = load_results(store_uri(store, to_write=False), choosing.name_of(read))
-        chosen = folder / "rates.csv"
+        trial, tried_with = choosing.write(read, suite, factors, trial_seed, files, folder / choosing.FOLDER)
+        for table in tried_with:
+            run("--suite", str(trial), "--tuned", str(table))
+        stored = load_results(store_uri(store, to_write=False), choosing.name_of(read))
+        tried = choosing.runs_of(stored, str(trial), tried_with, (trial_seed,), files)
         choosing.best(tried, trial_seed).to_csv(chosen, index=False)
-        tuned = ["--tuned", str(chosen)]
-    code = step(ctx, "run", "--suite", suite, *tuned, *common, *given("--seed", seed), *jobs)
-    if code > _SOME_FAILED:
-        raise typer.Exit(code)
-    code = max(code, step(ctx, "leaderboard", "--suite", suite, *common, "--output", str(folder)))
-    _write_evidence(store_uri(store, to_write=False), read.name, folder)
+        tables = [chosen]
+    run("--suite", suite, *given("--tuned", tables), *given("--seed", seed))
+    worst = max(worst, step(ctx, "leaderboard", "--suite", suite, *common, "--output", str(folder)))
+    uri = store_uri(store, to_write=False)
+    measured = choosing.runs_of(load_results(uri, read.name), suite, tables, tuple(seed or ()), files)
+    write_evidence(evidence_of(uri, measured), folder / SHIPPED)
     say(f"evidence written to {folder}")
-    raise typer.Exit(code)
-
-
-def _write_evidence(uri: str, suite: str, folder: Path) -> None:
-    from fedbench_boards.advice.evidence import SHIPPED, evidence_of, write_evidence
-    from fedbench_boards.leaderboard.results import load_results
-
-    write_evidence(evidence_of(uri, load_results(uri, suite)), folder / SHIPPED)
+    raise typer.Exit(worst)
 
 
 def _factors(text: str) -> list[float]:
@@ -251,38 +251,39 @@ def advise(
     if participation == 0:
         raise FedbenchError("--participation 0: somebody must train.")
     clients, known = read_counts(counts), read_evidence(evidence)
-    wanted = Constraints(needs, *(math.inf if most is None else most for most in (max_mb, max_seconds)))
+    limits = Constraints(needs, *(math.inf if most is None else most for most in (max_mb, max_seconds)))
     measures = measures_of(clients.to_numpy(), participation, has_domains=domains)
-    found = Forecaster(known, baseline, needs).advise(measures, wanted)
-    _show(found)
-    for sentence in caveats(found):
+    advice = Forecaster(known, baseline, needs).advise(measures, limits)
+    _show(advice)
+    for sentence in caveats(advice):
         say(sentence)
     data, backbones = (", ".join(sorted(set(known.runs[of]))) for of in ("dataset", "backbone"))
     say(f"It rests on {len(known.runs):,} runs on {data}, with {backbones}: neither your data nor your backbone.")
     if needs == PERSONAL:
         say("Scores are means over clients by their own models, or by the global one where a row has none.")
+        say("Rates were chosen for the global model where a row has one.")
     if run:
-        rows = [baseline, *(choice.row for choice in found.to_try)]
+        rows = [baseline, *(choice.row for choice in advice.to_try)]
         suite = write_replay(known.runs, rows, clients, participation, dataset, backbone, output)
         say(f"the suite {suite} has these counts and the rows to try")
         options = [*given("--seed", seed), *given("--store", store)]
         raise typer.Exit(step(ctx, "map", "--suite", str(suite), "--output", str(output), *options))
 
 
-def _show(found: Advice) -> None:
+def _show(advice: Advice) -> None:
     from fedbench_boards.advice.advising import RATE, interval_shown
     from fedbench_boards.advice.evidence import WORDS
 
-    measures = [(WORDS[name], f"{value:.2f}") for name, value in asdict(found.measures).items()]
+    measures = [(WORDS[name], f"{value:.2f}") for name, value in asdict(advice.measures).items()]
     show_table(measures, "this federation", "", right=("",))
     say("")
-    near = [(setting, f"{distance:.2f}") for setting, distance in found.nearest.items()]
+    near = [(setting, f"{distance:.2f}") for setting, distance in advice.nearest.items()]
     show_table(near, "nearest measured settings", "steps away", right=("steps away",))
     say("")
     rows = []
-    for choice in found.to_try:
+    for choice in advice.to_try:
         interval = interval_shown(choice.margin, choice.half_width)
         rows.append((choice.row, f"{choice.margin:+.1f}", interval, f"{choice.megabytes:.3g}", f"{choice.seconds:.2g}"))
-    numbers = (f"over {found.baseline}", f"{RATE:.0%} interval", "MB", "seconds")
+    numbers = (f"over {advice.baseline}", f"{RATE:.0%} interval", "MB", "seconds")
     show_table(rows, "try", *numbers, right=numbers)
     say("")
