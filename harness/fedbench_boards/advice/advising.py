@@ -138,11 +138,11 @@ class Forecaster:
     @cached_property
     def left_out(self) -> pd.DataFrame:
         """The forecasts of settings by all settings of other groups, like `margins`."""
-        found = []
+        forecasts = []
         for group in self._groups.unique():
             out = self._groups == group
-            found.append(Forest(self._inputs[~out], self.margins[~out])(self._inputs[out]))
-        return pd.concat(found).loc[self.margins.index]
+            forecasts.append(Forest(self._inputs[~out], self.margins[~out])(self._inputs[out]))
+        return pd.concat(forecasts).loc[self.margins.index]
 
     def half_width(self, row: str) -> float:
         """The quantile of a row's errors at `RATE`; infinite for too few."""
@@ -230,10 +230,10 @@ class Forest:
 
     def __call__(self, places: pd.DataFrame) -> pd.DataFrame:
         """The forecast margins at ``places``, (n, measures): (n, rows)."""
-        found: dict[str, NDArray[np.float64]] = {}
+        by_row: dict[str, NDArray[np.float64]] = {}
         for rows, trees in self._fitted:
-            found |= dict(zip(rows, trees.predict(places).reshape(len(places), -1).T, strict=True))
-        return pd.DataFrame(found, places.index)
+            by_row |= dict(zip(rows, trees.predict(places).reshape(len(places), -1).T, strict=True))
+        return pd.DataFrame(by_row, places.index)
 
 
 def interval_shown(margin: float, half_width: float) -> str:
