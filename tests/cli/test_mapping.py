@@ -8,6 +8,7 @@ import pytest
 
 from fedbench.cli.commands import mapping
 from fedbench.tracking.schema import store_uri
+from fedbench.workflow.console import clock
 from fedbench_boards.advice.evidence import write_evidence
 from fedbench_boards.leaderboard.results import load_results
 from tests.advice.test_advising import evidence
@@ -79,6 +80,7 @@ def test_a_map_is_run_at_the_best_rates_and_advises_and_its_advice_is_replayed(f
     # each is the best on validation data
     tried = load_results(store_uri("store"), "toy-rates")
     assert len(tried) == 3 * 3 * 3
+    assert f"runs take about {clock(tried['final/seconds'].sum() / 3 * 2)}, divided by --jobs" in " ".join(out.split())
     one = tried[(tried["setting"] == "weak") & (tried["method"] == "fedavg")]
     one = one[one["final/global_accuracy"] == one["final/global_accuracy"].max()]
     best = min(float(json.loads(settings)["training.lr"]) for settings in one["row_settings"])

@@ -26,7 +26,7 @@ from fedbench.cli.options import (
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
 from fedbench.tracking.databases import masked
-from fedbench.workflow.console import resumable, say, show_table
+from fedbench.workflow.console import clock, resumable, say, show_table
 
 if TYPE_CHECKING:
     from fedbench.suites.suite import Suite
@@ -153,7 +153,7 @@ def map_(
     evidence.csv.gz. The same command goes on where it was stopped.
     """
     from fedbench.suites.suite import load_suite
-    from fedbench.tracking.schema import store_uri
+    from fedbench.tracking.schema import FINAL, store_uri
     from fedbench.workflow.studies import unused_seeds
     from fedbench_boards.advice import rates as choosing
     from fedbench_boards.advice.evidence import SHIPPED, evidence_of, write_evidence
@@ -181,6 +181,8 @@ def map_(
         tried = choosing.runs_of(stored, str(trial), tried_with, (trial_seed,), files)
         choosing.best(tried, trial_seed).to_csv(chosen, index=False)
         tables = [chosen]
+        spent = tried[f"{FINAL}seconds"].sum() / len(factors) * len(seed or read.seeds)
+        say(f"The suite's runs take about {clock(spent)}, divided by --jobs, as those that chose the rates did.")
     run("--suite", suite, *given("--tuned", tables), *given("--seed", seed))
     worst = max(worst, step(ctx, "leaderboard", "--suite", suite, *common, "--output", str(folder)))
     uri = store_uri(store, to_write=False)
