@@ -1,12 +1,15 @@
 """A board over its settings: the table of mean ranks and the diagram of critical differences."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from fedbench.suites.suite import parse_suite
+from fedbench_boards.leaderboard import model
 from fedbench_boards.leaderboard.across import across_settings, across_table, critical_differences, labels_of
-from fedbench_boards.leaderboard.formats import to_markdown
+from fedbench_boards.leaderboard.formats import markdown_page, to_markdown
 from fedbench_boards.leaderboard.model import Board, Line, ScoreCell, Table
 from fedbench_boards.leaderboard.page import write_page
 from fedbench_boards.leaderboard.reading import ReadResults
@@ -101,8 +104,9 @@ def test_the_diagram_of_critical_differences_is_drawn(board):
     assert bars and all(list(bar) == sorted(bar) for bar in bars)
 
 
-def test_the_page_has_the_ranking(tmp_path, board, curves):
-    results = pd.DataFrame(
+def runs_of(board):
+    """The results of the board's runs, as far as a page reads them."""
+    return pd.DataFrame(
         [
             {"row": one.row, "setting": one.setting, "seed": seed, "run_id": run, "mlflow_id": one.mlflow_ids[seed]}
             | dict.fromkeys(("commit", "code_hash", "data_hash", "weights_hash", "harness_hash"), "abc")
@@ -111,7 +115,38 @@ def test_the_page_has_the_ranking(tmp_path, board, curves):
             for seed, run in one.runs.items()
         ]
     )
-    suite = SUITE.model_copy(update={"name": "toy", "description": "a toy"})
+
+
+def test_of_many_tables_a_folder_shows_what_they_come_to(tmp_path, board, curves, monkeypatch):
+    whole = markdown_page(board, "fedbench leaderboard")
+    assert whole.count("\n| # |") == len(MEANS) + 1
+    monkeypatch.setattr(model, "MOST_TABLES", len(MEANS) - 1)
+    short = markdown_page(board, "fedbench leaderboard")
+    assert short.count("\n| # |") == 1 and "The 4 tables of single settings are in leaderboard.csv.gz." in short
+    assert "$ fedbench leaderboard" in short and "mean rank" in short
+    page = tmp_path / "page.html"
+    read = ReadResults(SUITE, StoredResults(runs_of(board), runs_of(board)[:0]), runs_of(board), curves, board)
+    write_page(page, read, {}, "")
+    html = page.read_text("utf-8")
+    assert 'class="board"' not in html and 'class="filters"' not in html
+    assert 'id="ranking"' in html and html.count('data-key="table-') == len(MEANS)
+
+
+def test_rows_go_by_their_labels_where_settings_have_backbones_of_their_own(board):
+    first, *others = board.tables
+    lines = [replace(line, backbone="c", row=f"{line.label} · c") for line in first.lines]
+    tables = [replace(first, lines=tuple(lines)), *others]
+    mixed = across_settings(tables, (), Test.t)
+    assert mixed is not None and sorted(mixed.ranks) == ["clip-zs", "fedavg", "other"]
+    assert len(mixed.ranks) == len(MEANS)
+    # not where one setting has two backbones: then rows are told apart by them
+    both = [replace(first, lines=(*first.lines, *lines)), *others]
+    found = across_settings(both, (), Test.t)
+    assert found is not None and sorted(found.ranks) == ["clip-zs · b", "fedavg · b", "other · b"]
+
+
+def test_the_page_has_the_ranking(tmp_path, board, curves):
+    suite, results = SUITE.model_copy(update={"name": "toy", "description": "a toy"}), runs_of(board)
     read = ReadResults(suite, StoredResults(results, results[:0]), results, curves, board)
     write_page(tmp_path / "index.html", read, {}, "x")
     html = (tmp_path / "index.html").read_text("utf-8")

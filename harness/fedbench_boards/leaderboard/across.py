@@ -19,6 +19,7 @@ def across_settings(tables: Sequence[Table], means: Collection[str], test: Test)
     """Compare the rows that all settings have; None for too few, or if settings are ranked by different metrics.
 
     If a setting has several tables, the first counts. ``means`` are names of means over settings, which are left out.
+    Rows go by their labels where a setting has one backbone and another setting another one.
     """
     settings: dict[str, Table] = {}
     for table in tables:
@@ -27,21 +28,26 @@ def across_settings(tables: Sequence[Table], means: Collection[str], test: Test)
             settings.setdefault(names.pop(), table)
     if len({table.headline for table in settings.values()}) != 1:
         return None
-    return across({name: _scores(table) for name, table in settings.items()}, test)
+    backbones = [{line.backbone for line in table.lines} for table in settings.values()]
+    by_label = len(set.union(*backbones)) > 1 and all(len(names) == 1 for names in backbones)
+    return across({name: _scores(table, by_label=by_label) for name, table in settings.items()}, test)
 
 
-def _scores(table: Table) -> dict[str, Mapping[int, float]]:
-    """Row -> seed -> the headline of rows with a rank; larger is better."""
+def _scores(table: Table, *, by_label: bool) -> dict[str, Mapping[int, float]]:
+    """Row, or its label -> seed -> the headline of rows with a rank; larger is better."""
     sign = -1 if lower_is_better(table.headline) else 1
-    ranked = [line for line in table.lines if line.rank is not None]
-    return {line.row: {seed: sign * score for seed, score in line.scores.items()} for line in ranked}
+    return {
+        line.label if by_label else line.row: {seed: sign * score for seed, score in line.scores.items()}
+        for line in table.lines
+        if line.rank is not None
+    }
 
 
 def labels_of(board: Board) -> dict[str, str]:
-    """Row -> its name in tables: its label if all rows have one backbone."""
-    lines = {line.row: line for line in board.lines}
+    """Row of ``board.across`` -> its name in tables: its label if all rows have one backbone."""
     several = len({line.backbone for line in board.lines}) > 1
-    return {row: line.row if several else line.label for row, line in lines.items()}
+    rows = {line.row: line.row if several else line.label for line in board.lines}
+    return {line.label: line.label for line in board.lines} | rows
 
 
 def across_table(board: Board) -> TextTable | None:

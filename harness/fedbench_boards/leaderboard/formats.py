@@ -107,7 +107,11 @@ def markdown_page(board: Board, command: str) -> str:
     """The content of leaderboard.md; ``command`` as for `write`."""
     prompts = "\n".join(f"$ {line}" for line in command.splitlines())
     commands = f"Made by\n\n```console\n{prompts}\n```\n\n" if command else ""
-    return f"# Leaderboard\n\n{commands}{to_markdown(board)}"
+    summary = across_table(board) if board.has_many_tables else None
+    if summary is None:
+        return f"# Leaderboard\n\n{commands}{to_markdown(board)}"
+    said = f"The {len(board.tables)} tables of single settings are in leaderboard.csv.gz."
+    return f"# Leaderboard\n\n{commands}{said}\n\n{_markdown_table(summary)}\n"
 
 
 def flat(board: Board) -> pd.DataFrame:

@@ -235,6 +235,9 @@ class Table:
         return {name: value for name, value in line.settings.items() if name not in shared}
 
 
+MOST_TABLES = 24
+
+
 @dataclass(frozen=True)
 class Board:
     """The tables, those of the suite's settings first, then the newest first."""
@@ -242,6 +245,11 @@ class Board:
     tables: tuple[Table, ...]
     across: Across | None = None
     """The rows over all settings, where there are three or more."""
+
+    @property
+    def has_many_tables(self) -> bool:
+        """Whether a folder shows what its tables come to over settings in their place; the CSV file has them."""
+        return len(self.tables) > MOST_TABLES
 
     @property
     def lines(self) -> tuple[Line, ...]:

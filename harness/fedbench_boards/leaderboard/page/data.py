@@ -54,6 +54,8 @@ class Page:
     description: str
     facts: list[tuple[str, str]]
     sections: list[Section]
+    shows_sections: bool
+    """Whether there are few enough to be shown; else the overview has a column of each."""
     overview: list[OverviewRow]
     ranking: Ranking | None
     settings: list[str]
@@ -90,6 +92,7 @@ def page_of(read: ReadResults, federations: Mapping[str, Mapping[str, Any]], com
         description=suite.description.replace(" %", "\N{NO-BREAK SPACE}%"),
         facts=_facts(results, board, settings),
         sections=sections,
+        shows_sections=not board.has_many_tables,
         overview=_overview(sections, board, styles) if len(sections) > 1 else [],
         ranking=_ranking(board, styles),
         settings=settings if len(settings) > 1 else [],
@@ -157,7 +160,8 @@ def _ranking(board: Board, styles: Mapping[str, int]) -> Ranking | None:
     table, overall = across_table(board), board.across
     if table is None or overall is None:
         return None
-    signs = [swatch(styles[row]) for row in overall.mean_ranks.index]
+    known = {line.label: styles[line.row] for line in board.lines} | dict(styles)
+    signs = [swatch(known[row]) for row in overall.mean_ranks.index]
     return Ranking(table, signs, list(map(sentence, table.notes)), _diagram(board))
 
 
