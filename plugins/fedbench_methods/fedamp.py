@@ -87,6 +87,7 @@ class FedAMP(fb.Method[FedAmpParams]):
     name = "fedamp"
     citation = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021"
     role = "personalisation"
+    requires = ("own_updates",)
     prevents = ("sent_start",)
 
     @fb.wrapper

@@ -77,7 +77,7 @@ class FedAWA(Method[FedAWAParams]):
 
     name = "fedawa"
     citation = "Shi et al., FedAWA: Adaptive Optimization of Aggregation Weights, CVPR 2025"
-    requires = ("global_model",)
+    requires = ("global_model", "own_updates")
 
     @hookimpl
     def aggregate(self, task: AggregationTask) -> Tensors:

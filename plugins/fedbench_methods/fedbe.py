@@ -131,7 +131,7 @@ class FedBE(fb.Method[FedBeParams]):
 
     name = "fedbe"
     citation = "Chen and Chao, FedBE: Bayesian Model Ensemble for Federated Learning, ICLR 2021"
-    requires = ("server_data", "whole_model")
+    requires = ("server_data", "whole_model", "own_updates")
 
     def __init__(self, params: FedBeParams) -> None:
         if not (params.samples or params.use_mean or params.use_clients):

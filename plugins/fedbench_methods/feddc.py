@@ -59,14 +59,14 @@ class FedDC(fb.Method[FedDCParams]):
 
     name = "feddc"
     citation = "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling, CVPR 2022"
-    requires: tuple[str, ...] = ("sgd", "sent_start", "global_model")
+    requires: tuple[str, ...] = ("sgd", "sent_start", "global_model", "own_updates")
     recipe = {"clip_norm": 10.0}
     prevents = ("plain_steps",)
 
     def __init__(self, params: FedDCParams) -> None:
         super().__init__(params)
         if not self._corrects:
-            self.requires = ("sent_start", "global_model")
+            self.requires = ("sent_start", "global_model", "own_updates")
 
     @fb.hookimpl
     def start(self, task: fb.StartTask) -> None:

@@ -69,7 +69,7 @@ class FedDF(Method[FedDfParams]):
 
     name = "feddf"
     citation = "Lin et al., Ensemble Distillation for Robust Model Fusion, NeurIPS 2020"
-    requires = ("server_data", "whole_model")
+    requires = ("server_data", "whole_model", "own_updates")
 
     def targets(self, task: AggregationTask, inputs: InputSource) -> Tensor:
         """q (n, C): what the ensemble says of each of the server's n samples."""

@@ -65,7 +65,7 @@ class FedDGGA(fb.Method[FedDGGAParams]):
     name = "feddg-ga"
     citation = "Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023"
     role = "aggregation"
-    requires = ("labels", "global_model", "weighed_clients")
+    requires = ("labels", "global_model", "weighed_clients", "own_updates")
 
     @fb.hookimpl
     def start(self, task: fb.StartTask) -> None:

@@ -69,7 +69,7 @@ class FedDisco(Method[FedDiscoParams]):
 
     name = "feddisco"
     citation = "Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023"
-    requires = ("labels", "global_model")
+    requires = ("labels", "global_model", "own_updates")
 
     @hookimpl
     def start(self, task: StartTask) -> Tensors:

@@ -47,7 +47,7 @@ class FedDyn(fb.Method[FedDynParams]):
 
     name = "feddyn"
     citation = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
-    requires = ("global_model", "sent_start")
+    requires = ("global_model", "sent_start", "own_updates")
     recipe = {"clip_norm": 10.0}
     prevents = ("plain_steps",)
 

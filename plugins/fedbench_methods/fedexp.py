@@ -55,7 +55,7 @@ class FedExP(Method[FedExPParams]):
 
     name = "fedexp"
     citation = "Jhunjhunwala, Wang, Joshi, FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023"
-    requires = ("global_model",)
+    requires = ("global_model", "own_updates")
 
     @wrapper
     def aggregate(self, task: AggregationTask, rest: Aggregate) -> Aggregated:

@@ -60,7 +60,7 @@ class FedLAW(Method[FedLAWParams]):
 
     name = "fedlaw"
     citation = "Li et al., Revisiting Weighted Aggregation in Federated Learning with Neural Networks, ICML 2023"
-    requires = ("server_labels", "whole_model")
+    requires = ("server_labels", "whole_model", "own_updates")
 
     @hookimpl
     def aggregate(self, task: AggregationTask) -> GlobalModel:

@@ -84,7 +84,7 @@ class FedPFT(fb.Method[FedPFTParams]):
     citation = "Beitollahi et al., Parametric Feature Transfer: One-shot FL with Foundation Models, 2024"
     role = "aggregation"
     requires = ("labels", "linear_head", "pretrained", "whole_model")
-    prevents: tuple[str, ...] = ("sent_steps", "plain_steps")
+    prevents: tuple[str, ...] = ("sent_steps", "plain_steps", "sent_weights")
 
     def __init__(self, params: FedPFTParams) -> None:
         super().__init__(params)

@@ -59,7 +59,7 @@ class FedSpeed(fb.Method[FedSpeedParams]):
 
     name = "fedspeed"
     citation = "Sun et al., FedSpeed: Larger Local Interval, Less Communication Round, ICLR 2023"
-    requires = ("global_model", "sent_start", "own_ascent")
+    requires = ("global_model", "sent_start", "own_ascent", "own_updates")
     recipe = {"clip_norm": 10.0}
     prevents = ("plain_steps", "own_ascent")
 

@@ -37,7 +37,7 @@ class FlexLoRA(fb.Method[FlexLoRAParams]):
     name = "flexlora"
     citation = "Bai et al., Federated Fine-tuning of LLMs under Heterogeneous Tasks and Client Resources, NeurIPS 2024"
     role = "aggregation"
-    requires = ("whole_model", "kept_factors")
+    requires = ("whole_model", "kept_factors", "own_updates")
     needs_learner = "clip-lora"
 
     @fb.wrapper

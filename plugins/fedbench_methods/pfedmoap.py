@@ -82,7 +82,7 @@ class PFedMoAP(fb.Method[PFedMoAPParams]):
 
     name = "pfedmoap"
     citation = "Luo et al., Mixture of Experts Made Personalized: Federated Prompt Learning for VLMs, ICLR 2025"
-    requires = ("labels", "clip", "context")
+    requires = ("labels", "clip", "context", "own_updates")
     recipe = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 5e-4}
     keeps_lost_training = True
 

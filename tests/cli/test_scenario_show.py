@@ -155,6 +155,11 @@ def test_a_picture_has_everything_a_federation_tells() -> None:
     assert math.isinf(shown.imbalance_factor)
 
 
+def test_clients_that_are_nearly_alike_diverge_by_nothing_and_not_by_nan() -> None:
+    alike = np.array([[50, 48, 51, 49, 50, 52, 47, 50, 49, 51]] * 10)
+    assert divergences(alike).max() < 1e-12 and divergences(alike).min() >= 0
+
+
 def test_the_mean_divergence_weighs_clients_by_their_samples() -> None:
     federation = replace(hand_made(), train=split_of([0, 1, 1, 1]), domain_names=(), held_out_domain=None)
     shards = (ClientShard(0, torch.tensor([0])), ClientShard(1, torch.tensor([1, 2, 3])))

@@ -32,8 +32,21 @@ README = Path(__file__).parents[2] / "plugins" / "README.md"
 BEGIN, END = "<!-- matrix -->", "<!-- end of matrix -->"
 TRIPLES = 200
 UNTRAINED = {"clip-zs"}
-COLUMNS = ("personalisation", "server step", "aggregation")
-MET = {"learner": COLUMNS, "personalisation": COLUMNS[1:], "aggregation": ("server step", "local objective")}
+COLUMNS = ("personalisation", "server step", "aggregation", "compression", "defence")
+TITLES = (
+    "Personalisations",
+    "Steps of the server",
+    "What the server makes of updates, or sends",
+    "Encodings of what is sent",
+    "Defences of the server",
+)
+MET = {
+    "learner": COLUMNS,
+    "personalisation": COLUMNS[1:],
+    "aggregation": ("server step", "local objective", "compression", "defence"),
+    "defence": ("server step", "compression"),
+    "compression": ("server step",),
+}
 """Role -> those whose methods each of its own is paired with."""
 
 
@@ -93,8 +106,11 @@ def verdict(composed: str) -> str:
 
 
 def _moves(name: str) -> bool:
-    """Whether the state ends otherwise where the method is in a stack: it works at the server, in every round."""
-    return role_of(find_method(name)) in COLUMNS[1:] and not _does(name, "evaluate")
+    """Whether the state ends otherwise where the method is in a stack: it works at the server, in every round.
+
+    A bound need not be met.
+    """
+    return name != "norm-bound" and role_of(find_method(name)) in COLUMNS[1:] and not _does(name, "evaluate")
 
 
 def _does(name: str, hook: str) -> bool:
@@ -146,8 +162,7 @@ def tables(verdicts: dict[str, str]) -> str:
     """Learners by personalisations and by the server's rules, in Markdown, with the reasons of refusals."""
     roles, reasons = by_role(), list[str]()
     lines: list[str] = []
-    titles = ("Personalisations", "Steps of the server", "What the server makes of updates, or sends")
-    for role, title in zip(COLUMNS, titles, strict=True):
+    for role, title in zip(COLUMNS, TITLES, strict=True):
         others = roles[role]
         lines += [f"**{title}**", "", f"| learner | {' | '.join(f'`{name}`' for name in others)} |"]
         lines += ["|---" * (len(others) + 1) + "|"]

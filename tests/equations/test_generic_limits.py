@@ -10,6 +10,7 @@ from tests.equations.kit import CLIP, LORA, RESNET, end_of, few, played, run_of,
 ALONE = {"executor": "sequential"}
 """Where a cohort that trains at once has FedAvg's own gradients in closed form, which rounds otherwise."""
 BOTH = (CLIP, "convnet")
+EVERYONE = {"scenario": {"participation": 1.0}}
 
 
 def limit(stack, off, plain="fedavg", plain_params=None, on=None, backbones=("",), **settings):
@@ -67,6 +68,13 @@ LIMITS = [
         )
     ),
     *limit("fedlc", {"fedlc": {"tau": 0.0}}, backbones=BOTH, rounds=2, **ALONE),
+    *limit("dp", {"dp": {"clip": 0.0}}, on={"dp": {"clip": 0.01, "epsilon": 0.0, "noise": 0.0}}, rounds=2),
+    *limit("geometric-median", {"geometric-median": {"steps": 0}}, on={}, backbones=(CLIP, RESNET), rounds=2),
+    *limit("krum", {"krum": {"attackers": 0.0, "selected": 0}}, on={"krum": {"attackers": 0.0}}, rounds=2, **EVERYONE),
+    *limit("norm-bound", {"norm-bound": {"bound": 0.0}}, on={"norm-bound": {"bound": 0.01}}, rounds=2),
+    *limit("norm-bound", {"norm-bound": {"bound": 1e4}}, backbones=(CLIP, RESNET), rounds=2),
+    *limit("topk", {"topk": {"share": 1.0}}, on={}, backbones=(CLIP, RESNET), rounds=2),
+    *limit("trimmed-mean", {"trimmed-mean": {"trim": 0.0}}, on={"trimmed-mean": {"trim": 0.4}}, rounds=2, **EVERYONE),
     *limit(
         "fedloge+fedprox", {"fedloge": {"steps": 20}, "fedprox": {"mu": 0.0, "form": "squared"}},
         "fedloge", {"fedloge": {"steps": 20}}, backbones=("convnet",), rounds=1,

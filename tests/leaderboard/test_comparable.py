@@ -110,6 +110,9 @@ FIELDS = {
     "stragglers": ({"stragglers": 0.9}, "stragglers (none, here 0.9)"),
     "straggler_work": ({"straggler_work": 0.5}, None),  # without effect where nobody is one
     "corrupt": ({"corrupt": 0.25}, "damaged updates (none, here 0.25)"),
+    "attackers": ({"attackers": 0.2}, "attackers (none, here 20 %, label_flip)"),
+    "attack": ({"attack": "alie"}, None),  # without effect where nobody attacks, as the one below
+    "attack_scale": ({"attack_scale": 2.0}, None),
     "validation": ({"validation": 0.2}, "scored on (test, here 20 % of the training data)"),
     "unseen_classes": ({"unseen_classes": 0.5}, "classes (all, here without 50 %, which are unseen)"),
     "server_samples": ({"server_samples": 9}, "samples of the clients (all, here 9 a class at the server)"),

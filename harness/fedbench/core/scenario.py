@@ -28,6 +28,9 @@ def later_defaults(model: BaseModel) -> dict[str, Any]:
     }
 
 
+LABEL_FLIP = "label_flip"
+
+
 class Scenario(BaseModel):
     """Class imbalance, partition, visibility of labels and participation. Fields a choice doesn't use are ignored."""
 
@@ -199,6 +202,25 @@ class Scenario(BaseModel):
         lt=1,
         description="probability that what a client sends up in a round is damaged on its way (NaN or infinite values, "
         "a tensor of another shape, one missing): it counts as sent, and the server rejects it",
+    )
+    attackers: float = later(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the clients that attack whenever they take part, one at least where it is not 0",
+    )
+    attack: Literal["label_flip", "sign_flip", "gaussian", "alie"] = later(
+        LABEL_FLIP,
+        description="what attackers do: label_flip: train on the label C - 1 - y for y; sign_flip: send the change "
+        "they trained with the other sign; gaussian: a random change as long; alie: what lies just within the spread "
+        "of the others (Baruch et al. 2019)",
+    )
+    attack_scale: float = later(
+        1.0,
+        gt=0,
+        le=1000,
+        description="the change that attackers send is so many times as long; of alie it lies so many deviations from "
+        "their mean, 1.5 in its paper; not for label_flip",
     )
     validation: float = Field(
         default=0.0,

@@ -216,6 +216,8 @@ class Update:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers about the client's training: ``train_loss``, and others under names of the method's own. Their means over
     the updates that the server accepts are metrics of the round."""
+    encoded: int | None = None
+    """Bytes of the message that the weights were sent in, where it is not the tensors themselves."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,12 +35,15 @@ _ANSWERED = {
     "loss_terms": "local objective",
     "aggregate": "aggregation",
     "turns": "aggregation",
+    "upload": "compression",
     "broadcast": "aggregation",
     "evaluate": "aggregation",
 }
 _WRAPPED = {"aggregate": "server step", "build_model": "learner"}
 _ALONE = {
     "personalisation": "each gives clients models of their own",
+    "compression": "each encodes the change that a client sends",
+    "defence": "each changes the updates before the other sees them",
     "server step": "each takes the server's step from the mean of the clients",
 }
 """Roles of which a stack has one at most, and why."""
@@ -55,7 +58,11 @@ def role_of(cls: type[AnyMethod]) -> str:
     around = wraps(cls)
     roles = [role for hook, role in _ANSWERED.items() if hook in answers]
     roles += [_WRAPPED.get(hook, _ANSWERED.get(hook, "aggregation")) for hook in around]
-    order = list(dict.fromkeys(["label provider", "personalisation", "learner", "server step", *_ANSWERED.values()]))
+    order = list(
+        dict.fromkeys(
+            ["label provider", "personalisation", "learner", "server step", "compression", *_ANSWERED.values()]
+        )
+    )
     return min(roles, key=order.index, default="measure")
 
 
@@ -210,7 +217,7 @@ def assemble(
     outermost_first = sorted(plugins, key=lambda name: (_depth(roles[name]), name))
     around = {hook: [name for name in outermost_first if hook in wraps(plugins[name])] for hook in WRAPPABLE}
     wrappers = {hook: tuple(names) for hook, names in around.items() if names}
-    prevents = {name: getattr(plugin, "prevents", ()) for name, plugin in plugins.items()}
+    prevents = {name: (*getattr(one, "prevents", ()), *_prevented(manager, one)) for name, one in plugins.items()}
     required = {name: getattr(plugin, "requires", ()) for name, plugin in plugins.items()}
     refuse_roles(roles, prevents, required, method)
     owners = {hook: (*wrappers.get(hook, ()), *names) for hook, names in _owner_table(manager).items()}
@@ -221,9 +228,19 @@ def assemble(
     return Assembly(hooks, owners, notified, frozenset(keeping), requires, provides, wrappers, personal)
 
 
+def _prevented(manager: pluggy.PluginManager, plugin: object) -> tuple[str, ...]:
+    """What a plugin prevents by the hooks that it answers."""
+    tells_more = any(caller.name in ("start", "report", "turns") for caller in manager.get_hookcallers(plugin) or ())
+    return ("only_weights",) if tells_more else ()
+
+
 def _depth(role: str) -> int:
-    """How far inside a method wraps: own models are around all, a server step goes on from what others aggregate."""
-    return {"personalisation": 0, "server step": 1}.get(role, 2)
+    """How far inside a method wraps.
+
+    A defence comes before all who read updates, own models are around the rest, and a server step goes on from what
+    others aggregate.
+    """
+    return {"defence": 0, "personalisation": 1, "server step": 2}.get(role, 3)
 
 
 def _replacements(manager: pluggy.PluginManager, method: str) -> dict[str, str]:

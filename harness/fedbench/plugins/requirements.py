@@ -111,10 +111,11 @@ def refuse_model(
             "without the method that keeps it private."
         )
     kept, sent = set(private) - model.own, model.weights.keys() - set(private)
-    if "global_model" in requires and kept and not sent:
+    method = requires.get("global_model", requires.get("sent_weights", ""))
+    if method and kept and not sent:
         raise FedbenchError(
-            f"{requires['global_model']} works on the model that clients send, and here every weight stays with its "
-            "client; run the two as separate rows."
+            f"{method} works on the model that clients send, and here every weight stays with its client; run the two "
+            "as separate rows."
         )
     if "whole_model" in requires and kept:
         raise FedbenchError(

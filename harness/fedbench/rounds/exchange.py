@@ -6,15 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import overload
 
-from fedbench.core.errors import MethodFault
+from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.federation import Federation
 from fedbench.core.method.answers import require_finite_updates, require_global
 from fedbench.core.method.tasks import AggregationTask, ClientTask
+from fedbench.core.scenario import LABEL_FLIP
 from fedbench.core.types import ClientReport, Tensors, Update
-from fedbench.rounds.messages import damaged, reason_to_reject
+from fedbench.rounds.attacks import attacked
+from fedbench.rounds.messages import damaged, reason_to_reject, uploaded
 from fedbench.rounds.run import Run, kept_and_sent, shared
 from fedbench.rounds.state import ClientState, RunState
-from fedbench.scenarios.participation import Schedule, cohort, schedule
+from fedbench.scenarios.participation import Schedule, attackers, cohort, schedule
 from fedbench.toolkit.fedavg import average_buffers
 
 
@@ -34,20 +36,28 @@ def schedule_of(run: Run, number: int) -> Schedule:
 def train_clients(
     run: Run, state: RunState, tasks: Sequence[ClientTask]
 ) -> tuple[Sequence[ClientTask], tuple[Update, ...]]:
-    """The tasks with which clients began, and their updates; private tensors stay in ``state``.
+    """The tasks with which clients began, and what they send; private tensors stay in ``state``.
 
-    Raises Unworkable if a client diverged.
+    Raises Unworkable if a client diverged, FedbenchError where attackers would train in turn with others.
     """
     if not tasks:
         return (), ()
-    hooks, first = run.assembly.hooks, tasks[0]
+    hooks, first, scenario = run.assembly.hooks, tasks[0], run.spec.scenario
+    # of pooled clients nobody sends an attack; flipped labels are in the pool
+    is_pooled = len(run.federation.clients) != len(run.scored.clients)
+    hostile = frozenset() if is_pooled else attackers(scenario.attackers, len(run.federation.clients), run.spec.seed)
     order = hooks.turns(clients=tuple(task.client for task in tasks), round=first.round, spec=run.spec)
     if order is None:
         updates = run.executor.train(tasks)
         require_finite_updates(tasks, updates)
+    elif hostile and scenario.attack != LABEL_FLIP:
+        raise FedbenchError(
+            f"{run.assembly.answers_first('turns')} lets clients train in turn, each from what the one before it ended "
+            f"at: what attack={scenario.attack} sends is not defined there; set attack={LABEL_FLIP} or leave one out."
+        )
     else:
         tasks, updates = _in_turn(run, tasks, order)
-    return tasks, keep_private(run, state, updates)
+    return tasks, uploaded(run, tasks, attacked(tasks, keep_private(run, state, updates), hostile, scenario))
 
 
 def _in_turn(run: Run, tasks: Sequence[ClientTask], order: Sequence[int]) -> tuple[list[ClientTask], list[Update]]:

@@ -27,7 +27,15 @@ from fedbench.rounds.exchange import (
 )
 from fedbench.rounds.executors.sequential import joined
 from fedbench.rounds.measures import measured, measures_of
-from fedbench.rounds.messages import broadcast, broadcasts, channels_last, client_task, relabelled, sent_bytes
+from fedbench.rounds.messages import (
+    broadcast,
+    broadcasts,
+    channels_last,
+    client_task,
+    received_bytes,
+    relabelled,
+    sent_bytes,
+)
 from fedbench.rounds.metrics import size_in_bytes, unseen_metrics, validation_accuracy
 from fedbench.rounds.run import Run, in_its_precision, shared
 from fedbench.rounds.state import RunState
@@ -69,7 +77,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         before = {client: state.kept_by(client) for client in who.late | who.corrupt}
         began, sent_up = train_clients(run, state, tasks)
         arrived = [u for u in sent_up if u.client not in who.late]
-        up += sum(size_in_bytes(u.weights, shared(u.buffers, run.model.of_server), u.payload) for u in arrived)
+        up += sum(received_bytes(run, update) for update in arrived)
         updates = accepted(run, {task.client: task for task in began}, arrived, who.corrupt)
         undo_lost(run, state, before, updates)
         rejected += len(arrived) - len(updates)

@@ -8,13 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedbench.core.method.answers import misfit, not_finite, require, require_labels
+from fedbench.core.method.answers import misfit, not_finite, require, require_fit, require_labels
 from fedbench.core.method.tasks import BroadcastTask, ClientTask
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Broadcast, Tensors, Update
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.run import Run, completed, shared
 from fedbench.rounds.state import RunState
+from fedbench.toolkit.fedavg import FedAvg
 
 
 def broadcast(run: Run, state: RunState, client: int, exchange: int = 0) -> Broadcast:
@@ -76,6 +77,26 @@ def sent_bytes(run: Run, state: RunState, sent: Broadcast) -> int:
     buffers = state.buffers if sent.buffers is None else sent.buffers
     counted = shared(buffers, run.private | run.model.of_server)
     return size_in_bytes(shared(sent.weights, run.private), counted, sent.payload)
+
+
+def received_bytes(run: Run, update: Update) -> int:
+    """Bytes that one client sent."""
+    rest = size_in_bytes(shared(update.buffers, run.model.of_server), update.payload)
+    return rest + (size_in_bytes(update.weights) if update.encoded is None else update.encoded)
+
+
+def uploaded(run: Run, tasks: Sequence[ClientTask], updates: Sequence[Update]) -> tuple[Update, ...]:
+    """The ``updates`` of ``tasks`` as the hook `upload` lets them arrive."""
+    by_client, owner = {task.client: task for task in tasks}, run.assembly.answers_first("upload")
+    if owner == FedAvg.name:
+        return tuple(updates)
+    arrived = []
+    for update in updates:
+        answer = run.assembly.hooks.upload(task=by_client[update.client], update=update)
+        require(answer, Update, "an Update", owner, "upload")
+        require_fit(update.weights, answer.weights, owner, "upload")
+        arrived.append(replace(update, weights=answer.weights, encoded=answer.encoded))
+    return tuple(arrived)
 
 
 def relabelled(run: Run, tasks: Sequence[ClientTask]) -> list[ClientTask]:

@@ -27,8 +27,9 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Federation, Split
 from fedbench.core.randomness import numpy_generator
-from fedbench.core.scenario import Scenario
+from fedbench.core.scenario import LABEL_FLIP, Scenario
 from fedbench.kinds.kinds import ClientSamples
+from fedbench.scenarios.participation import attackers
 from fedbench.scenarios.partitions.feature_skew import pooled
 from fedbench.scenarios.partitions.parts import IntArray, floor
 
@@ -164,11 +165,16 @@ def as_clients_see_it(federation: Federation, scenario: Scenario, seed: int) -> 
     """``federation`` with the labels that its clients have, `MISSING` where they have none.
 
     The result does not contain the true labels; scoring uses the original. It is ``federation`` itself if all labels
-    are right, or hidden. ``scenario.partition_seed``, if set, replaces ``seed``.
+    are right, or hidden. ``scenario.partition_seed``, if set, replaces ``seed``, but for who attacks. FedbenchError
+    where attackers flip labels that are hidden.
     """
     is_whole = scenario.labelled_clients == scenario.labelled_samples == 1
-    if not federation.labels_visible or (is_whole and not scenario.label_noise):
+    flips = bool(scenario.attackers) and scenario.attack == LABEL_FLIP
+    if flips and not federation.labels_visible:
+        raise FedbenchError(f"attack={LABEL_FLIP} flips labels, which labels=hidden hides; choose another attack.")
+    if not federation.labels_visible or (is_whole and not scenario.label_noise and not flips):
         return federation
+    own_seed = seed
     seed = seed if scenario.partition_seed is None else scenario.partition_seed
     stretches = (federation.shards, *federation.later)
     held = federation.held.numpy()
@@ -180,6 +186,9 @@ def as_clients_see_it(federation: Federation, scenario: Scenario, seed: int) -> 
         owner, held = owner[order], held[order]
     sizes = np.bincount(owner, minlength=len(federation.shards))
     seen = _noisy(federation.train.labels.numpy()[held], owner, federation.num_classes, scenario, seed)
+    if flips:
+        hostile = attackers(scenario.attackers, len(federation.shards), own_seed)
+        seen = np.where(np.isin(owner, list(hostile)), federation.num_classes - 1 - seen, seen)
     labels[held] = np.where(_labelled(sizes, owner, scenario, seed), seen, MISSING)
     return replace(federation, train=replace(federation.train, labels=torch.from_numpy(labels)))
 

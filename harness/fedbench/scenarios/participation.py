@@ -86,6 +86,15 @@ def cohort(round: int, clients: int, participation: float, dropout: float, seed:
     return [client for client in sampled if draws[client] >= dropout]
 
 
+@lru_cache(maxsize=8)
+def attackers(share: float, clients: int, seed: int) -> frozenset[int]:
+    """The clients that attack in all rounds: ``share`` of them, rounded, one at least; none for 0."""
+    if not share:
+        return frozenset()
+    drawn = numpy_generator(seed, "attackers").permutation(clients)
+    return frozenset(drawn[: max(round(share * clients), 1)].tolist())
+
+
 def _uniform(purpose: str, round: int, clients: int, seed: int) -> NDArray[np.float64]:
     """A uniform number in [0, 1) for every client."""
     return numpy_generator(seed, purpose, round).random(clients)

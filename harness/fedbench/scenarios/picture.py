@@ -182,9 +182,10 @@ def divergences(counts: IntArray, together: IntArray | None = None) -> Floats:
     """
     shares = _shares(counts)
     whole = np.broadcast_to(_shares((counts.sum(axis=0) if together is None else together)[None]), shares.shape)
-    # scipy gives the distance, which is the root of the divergence
-    divergence: Floats = np.square(jensenshannon(shares, whole, base=2, axis=1))
-    return divergence
+    # scipy gives the distance, the root of the divergence, which rounding may make a little less than zero
+    with np.errstate(invalid="ignore"):
+        divergence: Floats = np.square(jensenshannon(shares, whole, base=2, axis=1))
+    return np.nan_to_num(divergence)
 
 
 def imbalance_factor(counts: IntArray) -> float:

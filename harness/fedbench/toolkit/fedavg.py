@@ -247,6 +247,12 @@ class FedAvg(Method[NoParams]):
         return cross_entropy(step)
 
     @default_hookimpl
+    def upload(self, task: ClientTask, update: Update) -> Update:
+        """The update as it is."""
+        self._refuse_if_replaced("upload")
+        return update
+
+    @default_hookimpl
     def aggregate(self, task: AggregationTask) -> Tensors:
         """The mean weighted by num_examples (Alg. 1, server)."""
         self._refuse_if_replaced("aggregate")

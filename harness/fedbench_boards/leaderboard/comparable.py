@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from fedbench.core.scenario import LABEL_FLIP
 from fedbench.datasets.catalogue import alike, images_of, name_and_options
 from fedbench.models.names import split_checkpoint
 
@@ -200,6 +201,8 @@ def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) 
     # a run says these where they are not at their defaults
     if noise := float(scenario.get("label_noise", 0)):
         yield Difference("labels", "right", f"{100 * noise:g} % {scenario.get('noise_kind', 'symmetric')} noise")
+    if hostile := float(scenario.get("attackers", 0)):
+        yield Difference("attackers", "none", f"{100 * hostile:g} %, {scenario.get('attack', LABEL_FLIP)}")
     for name, aspect in (("labelled_clients", "clients with labels"), ("labelled_samples", "samples with labels")):
         if (share := float(scenario.get(name, 1))) < 1:
             yield Difference(aspect, "all", f"{100 * share:g} %")

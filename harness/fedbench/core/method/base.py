@@ -25,6 +25,9 @@ REQUIREMENTS = {
     "own_ascent": "a stack without another step uphill",
     "global_model": "one model that clients send, round after round",
     "weighed_clients": "a mean of clients by the samples they report",
+    "own_updates": "each client's own update at the server",
+    "sent_weights": "weights that clients send and the server goes on from",
+    "only_weights": "clients that send nothing but the weights that each has trained by itself",
     "kept_factors": "low-rank factors that go on from round to round",
     "whole_model": "whole models at the server (no method that keeps tensors private)",
     "same_samples": "clients whose samples stay the same (a partition without drift)",
@@ -39,6 +42,8 @@ ROLES = {
     "personalisation": "gives every client a model of its own",
     "local objective": "changes what clients minimise, or how",
     "aggregation": "changes what the server makes of the updates, or sends",
+    "compression": "changes how what is sent is encoded",
+    "defence": "guards the server against what clients send",
     "server step": "goes on from the mean of the clients",
     "label provider": "gives clients labels where they have none",
     "measure": "measures, and trains nothing",
@@ -93,7 +98,7 @@ class Method(Generic[P]):
     need no mention if it leaves `build_model` to the default."""
     role: ClassVar[str] = ""
     """The method's role in a stack, a key of `ROLES`; empty if it follows from the hooks that the method answers. A
-    stack has at most one personalisation and one server step."""
+    stack has at most one personalisation, compression, defence and server step."""
     needs_learner: ClassVar[str] = ""
     """Name of a learner to stack with, for a method that has nothing to work on in the default model.
     `fedbench.testing` checks the two stacked."""

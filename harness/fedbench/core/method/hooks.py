@@ -216,6 +216,14 @@ class HookSpecs:
         """
 
     @_spec(firstresult=True)
+    def upload(self, task: ClientTask, update: Update) -> Update | None:
+        """First result: what arrives of a client's update, and the bytes of its message (`Update.encoded`).
+
+        ``update`` is without private tensors. Its weights may be others; all else stays. What a client keeps for its
+        next round goes into ``task.state``. Default: the update as it is. Answered for example by `int8`, `topk`.
+        """
+
+    @_spec(firstresult=True)
     def aggregate(self, task: AggregationTask) -> Tensors | GlobalModel | None:
         """First result: the server's next weights. Running statistics are averaged by the harness, for every method,
         unless the answer is a `GlobalModel`, which has its own.
