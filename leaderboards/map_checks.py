@@ -128,7 +128,7 @@ def compared(one: Federation, clients: int, advice: Advice, scores: pd.DataFrame
     """What was advised beside what was measured."""
     margins = scores.sub(scores[BASELINE], axis=0).mean()
     fully = margins[scores.notna().sum() == SEEDS]
-    named = [choice.row for choice in advice.to_try]
+    named = [choice.row for choice in advice.to_try if choice.row in fully]
     run = [choice for choice in advice.choices if choice.row in margins]
     within = [abs(margins[choice.row] - choice.margin) <= choice.half_width for choice in run]
     gap = fully.max() - fully[named].max()
