@@ -24,7 +24,7 @@ import pandas as pd
 
 from fedbench.datasets import load_dataset
 from fedbench.tracking.schema import store_uri
-from fedbench_boards.advice.advising import NEAR, Advice, Forecaster, quantile, write_replay
+from fedbench_boards.advice.advising import NEAR, Advice, Forecaster, rows_to_try, write_replay
 from fedbench_boards.advice.evidence import GLOBAL, SHIPPED, Evidence, evidence_of, measures_of, read_evidence
 from fedbench_boards.leaderboard.results import load_results
 
@@ -194,15 +194,6 @@ def models(columns: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def enough(forecasts: pd.DataFrame, margins: pd.DataFrame) -> float:
-    """How many first rows hold one within `NEAR` of the best, as `fedbench advise` counts."""
-    places = []
-    for setting, forecast in forecasts.iterrows():
-        true = margins.loc[setting, forecast.sort_values(ascending=False, kind="stable").index]
-        places.append(float((true >= true.max() - NEAR).to_numpy().argmax() + 1))
-    return quantile(pd.Series(places))
-
-
 def compared_models(evidence: Evidence) -> pd.DataFrame:
     """Each model's forecasts of a data set by the others, over rows that all settings have."""
     margins = Forecaster(evidence, BASELINE).margins.dropna(axis=1)
@@ -223,7 +214,7 @@ def compared_models(evidence: Evidence) -> pd.DataFrame:
                 "model": name,
                 "mean error, points": (forecasts - margins).abs().to_numpy().mean(),
                 "first row below the best, points": (margins.max(axis=1) - best).mean(),
-                "rows to try for 90 %": enough(forecasts, margins),
+                "rows to try for 90 %": rows_to_try(forecasts, margins),
             }
         )
     return pd.DataFrame(lines)

@@ -60,9 +60,8 @@ class DPParams:
 @lru_cache(maxsize=64)
 def spent(clients: int, cohort: int, exchanges: int, rounds: int, noise: float, delta: float) -> float:
     """ε after ``rounds`` of ``exchanges`` with the same ``cohort`` of so many ``clients``, at z ``noise``."""
-    accounting = _library()
-    accountant = accounting.rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
-    return float(accountant.compose(_event(clients, cohort, exchanges, rounds, noise)).get_epsilon(delta))
+    event = _event(clients, cohort, exchanges, rounds, noise)
+    return float(_accountant().compose(event).get_epsilon(delta))
 
 
 @lru_cache(maxsize=64)
@@ -71,7 +70,7 @@ def noise_for(clients: int, cohort: int, exchanges: int, rounds: int, epsilon: f
     accounting = _library()
     try:
         noise = accounting.calibrate_dp_mechanism(
-            lambda: accounting.rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE),
+            _accountant,
             lambda noise: _event(clients, cohort, exchanges, rounds, noise),
             epsilon,
             delta,
@@ -97,6 +96,11 @@ def _library() -> Any:
     return dp_accounting
 
 
+def _accountant() -> Any:
+    accounting = _library()
+    return accounting.rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
+
+
 def _event(clients: int, cohort: int, exchanges: int, rounds: int, noise: float) -> Any:
     """All rounds. The noise is z / 2 times what replacing a client can change."""
     accounting = _library()
@@ -117,35 +121,25 @@ class DP(Method[DPParams]):
 
     def __init__(self, params: DPParams) -> None:
         super().__init__(params)
-        self.prevents = self.prevents if self._is_on else ()
-
-    @property
-    def _is_on(self) -> bool:
-        return bool(self.params.clip)
+        self.prevents = self.prevents if params.clip else ()
 
     @wrapper
     def aggregate(self, task: AggregationTask, rest: Aggregate) -> Aggregated:
         """The stack's answer to the noisy mean."""
-        if not self._is_on or not task.weights:
+        if not self.params.clip or not task.weights:
             return rest(task)
         refuse_more(task)
-        mean, noise = clipped_mean(task, self.params.clip), self._noise(task)
+        params, training, mean = self.params, task.spec.training, clipped_mean(task, self.params.clip)
+        noise = params.noise
+        if params.epsilon:
+            noise = noise_for(*planned(task), training.rounds, params.epsilon, params.delta)
         if noise:
-            draws, size = task.generator("noise of dp"), noise * self.params.clip / len(task.updates)
+            draws, size = task.generator("noise of dp"), noise * params.clip / len(task.updates)
             mean = {n: mean[n] + size * torch.randn(mean[n].shape, generator=draws).to(mean[n]) for n in sorted(mean)}
-            training = task.spec.training
             if task.round % training.eval_every == 0 or task.round == training.rounds:  # it takes a tenth of a second
-                task.metrics["dp_epsilon"] = spent(*planned(task), task.round, noise, self.params.delta)
-        return rest(
-            replace(task, updates=tuple(replace(u, weights=mean, num_examples=1, metrics={}) for u in task.updates))
-        )
-
-    def _noise(self, task: AggregationTask) -> float:
-        """z."""
-        epsilon, delta = self.params.epsilon, self.params.delta
-        if not epsilon:
-            return self.params.noise
-        return noise_for(*planned(task), task.spec.training.rounds, epsilon, delta)
+                task.metrics["dp_epsilon"] = spent(*planned(task), task.round, noise, params.delta)
+        same = (replace(u, weights=mean, num_examples=1, metrics={}) for u in task.updates)
+        return rest(replace(task, updates=tuple(same)))
 
 
 def planned(task: AggregationTask) -> tuple[int, int, int]:

@@ -25,9 +25,8 @@ from fedbench.api import AggregationTask, GlobalModel, Method, Tensors, Update, 
 from fedbench.toolkit import server_training as server
 from fedbench.toolkit.fedavg import weighted_mean
 from fedbench.toolkit.local_training import learning_rate, round_table
-from fedbench.toolkit.losses import squared_distance
 from fedbench.toolkit.wrapping import Aggregate
-from fedbench_methods.shared.robust import answer_to, by_coordinate
+from fedbench_methods.shared.robust import answer_to, by_coordinate, inner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +38,8 @@ class FLTrustParams:
 
 def trust(change: Tensors, own: Tensors) -> Tensor:
     """TS of a ``change`` g_k beside the server's ``own`` g_0, by name: a scalar, float64; 0 for no change."""
-    product = torch.stack([(change[name].double() * own[name].double()).sum() for name in own]).sum()
-    lengths = [torch.stack([g[name].double().square().sum() for name in own]).sum().sqrt() for g in (change, own)]
-    return torch.nan_to_num(product / (lengths[0] * lengths[1])).clamp_min(0).cpu()
+    lengths = (inner(change, change) * inner(own, own)).sqrt()
+    return torch.nan_to_num(inner(own, change) / lengths).clamp_min(0)
 
 
 def trusted(updates: tuple[Update, ...], received: Tensors, own: Tensors, rate: float) -> tuple[Tensors, Tensor]:
@@ -50,13 +48,12 @@ def trusted(updates: tuple[Update, ...], received: Tensors, own: Tensors, rate: 
     scores = torch.stack([trust(change, own) for change in changes])
     if not scores.any():
         return received, scores
-    zero = {name: torch.zeros_like(x) for name, x in received.items()}
-    size = float(squared_distance(own, zero).double().sqrt())
-    sizes = [float(squared_distance(change, zero).double().sqrt()) or 1.0 for change in changes]
+    factors = [
+        float((inner(own, own) / inner(c, c)).sqrt()) if score else 0.0
+        for c, score in zip(changes, scores, strict=True)
+    ]
     shares = scores / scores.sum()
-    step = {
-        n: weighted_mean([c[n] * (size / by) for c, by in zip(changes, sizes, strict=True)], shares) for n in received
-    }
+    step = {n: weighted_mean([c[n] * by for c, by in zip(changes, factors, strict=True)], shares) for n in received}
     return {name: x + rate * step[name] for name, x in received.items()}, scores
 
 

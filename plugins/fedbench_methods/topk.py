@@ -40,7 +40,7 @@ def largest(values: Tensor, share: float) -> tuple[Tensor, int]:
 
 
 def message_bytes(entries: int, kept: int) -> int:
-    """Of ``kept`` float32 of so many ``entries``, and their places: as int32, or as a bit an entry."""
+    """The bytes that ``kept`` of ``entries`` float32 take, with their places as int32 or as a bit an entry."""
     return 4 * kept + min(4 * kept, -(-entries // 8))
 
 

@@ -73,8 +73,8 @@ def test_a_matrix_of_low_rank_arrives_whole_and_another_in_parts():
     method, task = PowerSGD(PowerSGDParams(rank=1)), Task({"w": torch.zeros(4, 4)})
     for _ in range(30):
         task.state = {method.name: {k: v for k, v in task.state.get(method.name, {}).items() if "basis" in k}}
-        found = method.upload(task, Update(0, {"w": change}, {}, 1)).weights["w"]
-    torch.testing.assert_close(found, torch.diag(torch.tensor([5.0, 0, 0, 0])), atol=1e-4, rtol=0)
+        arrived = method.upload(task, Update(0, {"w": change}, {}, 1)).weights["w"]
+    torch.testing.assert_close(arrived, torch.diag(torch.tensor([5.0, 0, 0, 0])), atol=1e-4, rtol=0)
 
 
 def test_vectors_and_small_matrices_are_sent_as_they_are_by_powersgd():

@@ -55,10 +55,10 @@ def by_the_formula(clients, cohort, rounds, noise, delta):
 )
 def test_epsilon_is_that_of_an_independent_computation(setting):
     clients, cohort, count, noise, delta = setting
-    found = spent(clients, cohort, 1, count, noise, delta)
-    assert found == pytest.approx(by_the_formula(*setting), rel=1e-9)
+    epsilon = spent(clients, cohort, 1, count, noise, delta)
+    assert epsilon == pytest.approx(by_the_formula(*setting), rel=1e-9)
     # and the noise for that epsilon is that noise
-    assert noise_for(clients, cohort, 1, count, found, delta) == pytest.approx(noise, rel=1e-3)
+    assert noise_for(clients, cohort, 1, count, epsilon, delta) == pytest.approx(noise, rel=1e-3)
 
 
 def test_more_rounds_exchanges_and_clients_of_a_round_spend_more_and_noise_less():
@@ -70,8 +70,8 @@ def test_more_rounds_exchanges_and_clients_of_a_round_spend_more_and_noise_less(
 def test_the_clipped_mean_by_hand_counts_clients_alike():
     # changes (3, 4) and (.3, -.4) from (1, 1), 5 and .5 long; cut to 1: (.6, .8)
     updates = updates_of([torch.tensor([4.0, 5.0]), torch.tensor([1.3, 0.6])], [1, 1000])
-    found = clipped_mean(aggregation({"w": torch.tensor([1.0, 1.0])}, updates), 1.0)
-    torch.testing.assert_close(found["w"], torch.tensor([1.45, 1.2]))
+    mean = clipped_mean(aggregation({"w": torch.tensor([1.0, 1.0])}, updates), 1.0)
+    torch.testing.assert_close(mean["w"], torch.tensor([1.45, 1.2]))
 
 
 def noisy(ends, round=1, **params):
@@ -110,8 +110,8 @@ def test_who_took_part_can_be_told_without_noise_and_hardly_at_epsilon_one():
 
     def accuracy(**params):
         """How often the best test, by the mean's direction, tells a change one way from one the other way."""
-        found = [noisy([sign * way, *others], round=k + 1, **params)[0] @ way for k in range(300) for sign in (1, -1)]
-        return sum(bool(value > 0) == (k % 2 == 0) for k, value in enumerate(found)) / len(found)
+        along = [noisy([sign * way, *others], round=k + 1, **params)[0] @ way for k in range(300) for sign in (1, -1)]
+        return sum(bool(value > 0) == (k % 2 == 0) for k, value in enumerate(along)) / len(along)
 
     noise = noise_for(8, 8, 1, 1, 1.0, 1e-5)
     # the changes are 2 / z deviations apart: the best test is right with probability Φ(1 / z)

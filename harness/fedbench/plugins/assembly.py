@@ -58,11 +58,8 @@ def role_of(cls: type[AnyMethod]) -> str:
     around = wraps(cls)
     roles = [role for hook, role in _ANSWERED.items() if hook in answers]
     roles += [_WRAPPED.get(hook, _ANSWERED.get(hook, "aggregation")) for hook in around]
-    order = list(
-        dict.fromkeys(
-            ["label provider", "personalisation", "learner", "server step", "compression", *_ANSWERED.values()]
-        )
-    )
+    first = ("label provider", "personalisation", "learner", "server step", "compression")
+    order = list(dict.fromkeys([*first, *_ANSWERED.values()]))
     return min(roles, key=order.index, default="measure")
 
 

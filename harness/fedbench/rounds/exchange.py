@@ -16,7 +16,7 @@ from fedbench.rounds.attacks import attacked
 from fedbench.rounds.messages import damaged, reason_to_reject, uploaded
 from fedbench.rounds.run import Run, kept_and_sent, shared
 from fedbench.rounds.state import ClientState, RunState
-from fedbench.scenarios.participation import Schedule, attackers, cohort, schedule
+from fedbench.scenarios.participation import Schedule, cohort, schedule
 from fedbench.toolkit.fedavg import average_buffers
 
 
@@ -34,18 +34,16 @@ def schedule_of(run: Run, number: int) -> Schedule:
 
 
 def train_clients(
-    run: Run, state: RunState, tasks: Sequence[ClientTask]
+    run: Run, state: RunState, tasks: Sequence[ClientTask], hostile: frozenset[int] = frozenset()
 ) -> tuple[Sequence[ClientTask], tuple[Update, ...]]:
-    """The tasks with which clients began, and what they send; private tensors stay in ``state``.
+    """The tasks with which clients began, and what they send; ``hostile`` clients attack.
 
-    Raises Unworkable if a client diverged, FedbenchError where attackers would train in turn with others.
+    Private tensors stay in ``state``. Raises Unworkable if a client diverged, FedbenchError where attackers would train
+    in turn with others.
     """
     if not tasks:
         return (), ()
     hooks, first, scenario = run.assembly.hooks, tasks[0], run.spec.scenario
-    # of pooled clients nobody sends an attack; flipped labels are in the pool
-    is_pooled = len(run.federation.clients) != len(run.scored.clients)
-    hostile = frozenset() if is_pooled else attackers(scenario.attackers, len(run.federation.clients), run.spec.seed)
     order = hooks.turns(clients=tuple(task.client for task in tasks), round=first.round, spec=run.spec)
     if order is None:
         updates = run.executor.train(tasks)

@@ -75,7 +75,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         ]
         tasks = relabelled(run, tasks)
         before = {client: state.kept_by(client) for client in who.late | who.corrupt}
-        began, sent_up = train_clients(run, state, tasks)
+        began, sent_up = train_clients(run, state, tasks, who.hostile)
         arrived = [u for u in sent_up if u.client not in who.late]
         up += sum(received_bytes(run, update) for update in arrived)
         updates = accepted(run, {task.client: task for task in began}, arrived, who.corrupt)

@@ -35,6 +35,8 @@ class Schedule:
     """The share of its local steps that a straggler completes, by client; only clients that train."""
     corrupt: frozenset[int] = frozenset()
     """Clients whose updates arrive damaged."""
+    hostile: frozenset[int] = frozenset()
+    """Clients that attack, whether they are sampled or not."""
 
     def among(self, able: Tensor) -> Schedule:
         """The schedule without clients that are not ``able`` (N,) bool to take part."""
@@ -47,6 +49,7 @@ class Schedule:
             self.late & keep,
             {client: work for client, work in self.work.items() if client in keep},
             self.corrupt & keep,
+            self.hostile & keep,
         )
 
 
@@ -71,6 +74,7 @@ def schedule(round: int, clients: int, scenario: Scenario, seed: int) -> Schedul
         late=late,
         work={client: least + (1 - least) * float(shares[client]) for client in stragglers},
         corrupt=frozenset(failing("corrupt", scenario.corrupt)) - late,
+        hostile=attackers(scenario.attackers, clients, seed),
     )
 
 

@@ -150,15 +150,7 @@ class Forecaster:
 
     def enough(self, rows: Collection[str]) -> int | None:
         """How many first rows of a forecast of ``rows`` to try; None for too few settings."""
-        places, known = [], [row for row in self.left_out if row in rows]
-        for setting, forecasts in self.left_out[known].iterrows():
-            true = self.margins[known].T[str(setting)][forecasts.notna()].dropna()
-            order = forecasts[true.index].sort_values(ascending=False, kind="stable").index
-            near = true[order].to_numpy() >= true.max() - NEAR
-            if near.any():  # else none of the rows is both measured and forecast there
-                places.append(int(near.argmax()) + 1)
-        number = quantile(pd.Series(places, dtype=float))
-        return int(number) if math.isfinite(number) else None
+        return rows_to_try(self.left_out[[row for row in self.left_out if row in rows]], self.margins)
 
     def advise(self, measures: Measures, constraints: Constraints = Constraints()) -> Advice:
         """The rows that meet the constraints, best first. FedbenchError where none does."""
@@ -200,6 +192,21 @@ class Forecaster:
         near = runs[runs["setting"].isin(nearest)].groupby("label")["seconds"].mean()
         seconds = near.reindex(runs["label"].unique()).fillna(runs.groupby("label")["seconds"].mean())
         return pd.DataFrame({"megabytes": shared.groupby(runs["label"]).mean() * cohort, "seconds": seconds})
+
+
+def rows_to_try(forecasts: pd.DataFrame, margins: pd.DataFrame) -> int | None:
+    """How many first rows of ``forecasts`` (settings, rows) hold one near the best by ``margins``, at `RATE` of the
+    settings; None for too few.
+    """
+    places = []
+    for setting, own in forecasts.iterrows():
+        true = margins[forecasts.columns].T[str(setting)][own.notna()].dropna()
+        order = own[true.index].sort_values(ascending=False, kind="stable").index
+        near = true[order].to_numpy() >= true.max() - NEAR
+        if near.any():  # else none of the rows is both measured and forecast there
+            places.append(int(near.argmax()) + 1)
+    number = quantile(pd.Series(places, dtype=float))
+    return int(number) if math.isfinite(number) else None
 
 
 def quantile(errors: pd.Series) -> float:

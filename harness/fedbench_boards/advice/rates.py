@@ -57,7 +57,7 @@ def write(
 def runs_of(
     results: pd.DataFrame, suite: str, tables: Sequence[Path], seeds: tuple[int, ...], plugin_files: tuple[Path, ...]
 ) -> pd.DataFrame:
-    """Of the ``results`` of a suite, by name or file, the runs with the values of ``tables``; without any, its own.
+    """Keep those ``results`` of a suite (name or file) that ran with the values of ``tables``; without any, its own.
 
     The store may have others under the suite's name: of other values, seeds or settings.
     """

@@ -23,6 +23,11 @@ def squared_distances(updates: tuple[Update, ...]) -> Tensor:
     return total
 
 
+def inner(one: Tensors, other: Tensors) -> Tensor:
+    """⟨one, other⟩ over all tensors of the first, a scalar, float64, on the CPU."""
+    return torch.stack([(value.double() * other[name].double()).sum() for name, value in one.items()]).sum().cpu()
+
+
 def by_coordinate(updates: tuple[Update, ...], centre: Callable[[Tensor], Tensor]) -> tuple[Update, ...]:
     """The updates with the ``centre`` of all, (m, ...) -> (...), in the place of their weights and running statistics.
 
