@@ -41,14 +41,7 @@ class DPParams:
     """Hyper-parameters of DP-FedAvg."""
 
     clip: float = hyper(
-        1.0,
-        symbol="S",
-        low=1e-4,
-        high=1e4,
-        log=True,
-        off=0.0,
-        search=(0.01, 10.0),
-        source="paper: by the honest lengths",
+        1.0, symbol="S", low=1e-4, high=1e4, log=True, off=0.0, search=(0.01, 10.0), source="paper: by usual lengths"
     )
     epsilon: float = hyper(
         8.0, symbol="ε", low=0.01, high=1e4, off=0.0, search=False, source="of all rounds; 0: as noise says"
@@ -122,6 +115,8 @@ class DP(Method[DPParams]):
     def __init__(self, params: DPParams) -> None:
         super().__init__(params)
         self.prevents = self.prevents if params.clip else ()
+        if params.clip and (params.epsilon or params.noise):
+            _library()  # refused before anything runs
 
     @wrapper
     def aggregate(self, task: AggregationTask, rest: Aggregate) -> Aggregated:

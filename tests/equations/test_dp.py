@@ -1,6 +1,7 @@
 """DP-FedAvg: McMahan et al. 2018; the accountant of Wang, Balle, Kasiviswanathan 2019."""
 
 import math
+import sys
 from functools import cache
 from statistics import NormalDist
 
@@ -163,3 +164,10 @@ def test_attackers_who_share_what_they_trained_and_impossible_budgets_are_refuse
         end_of("dp", scenario=scenario, rounds=1)
     with pytest.raises(FedbenchError, match="dp finds no noise for dp.epsilon=0.01"):
         noise_for(20, 20, 1, 1, 0.01, 1e-12)
+
+
+def test_without_its_extra_it_is_refused_before_anything_runs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(FedbenchError, match=r"not installed; pip install .*\[privacy\]"):
+        run_of("dp")
+    run_of("dp", {"dp": {"noise": 0.0, "epsilon": 0.0}})  # which has nothing to count
